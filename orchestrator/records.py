@@ -170,6 +170,8 @@ class Workload:
         prompts_per_concurrency: measured requests = this × concurrency.
         warmup_per_concurrency: discarded requests before each measured load = this × concurrency.
         seed: of the prompts; the same seed gives the same prompts in the same order.
+        min_token_id, max_token_id: prompts are token ids drawn from this range, ends included; the vocabulary of the
+            model must hold it, and special tokens should lie outside.
         cache_policy: ``flush`` the engine's prefix cache before each concurrency, or ``keep`` it.
         request_timeout_s: a request that takes longer has failed.
         load_timeout_s: a whole load (one concurrency) that takes longer has failed.
@@ -184,6 +186,8 @@ class Workload:
     prompts_per_concurrency: Annotated[int, Ge(1)] = 10
     warmup_per_concurrency: Annotated[int, Ge(0)] = 2
     seed: Annotated[int, Ge(0)] = 42
+    min_token_id: Annotated[int, Ge(0)] = 1000
+    max_token_id: Annotated[int, Ge(0)] = 31000
     cache_policy: Literal["flush", "keep"] = "keep"
     request_timeout_s: Annotated[float, Gt(0)] = 120.0
     load_timeout_s: Annotated[float, Gt(0)] = 3600.0
@@ -272,6 +276,31 @@ class Snapshot:
     files: tuple[SourceFile, ...]
     states: tuple[FileState, ...]
     pulled_at: str
+
+    @property
+    def digest(self) -> str:
+        """Digest of the set (of one file: its own)."""
+        return manifest_digest((f.name, f.digest) for f in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingCopy:
+    """A variant's folder as it is now, before anybody looked at what it changes.
+
+    Attributes:
+        name: ``baseline`` is never one.
+        base_digest: digest of the baseline that it was made from.
+        message: the hypothesis, in the user's words.
+        settings: knobs as they were given when it was made; a later edit by hand does not change them.
+    """
+
+    target: str
+    name: str
+    files: tuple[SourceFile, ...]
+    base_digest: str
+    message: str
+    created_at: str
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -494,7 +523,7 @@ class RequestRecord:
     """
 
     i: int
-    sent_s: float
+    sent_s: float | None
     first_chunk_s: float | None
     last_chunk_s: float | None
     n_input_tokens: int | None
@@ -503,6 +532,23 @@ class RequestRecord:
     itl_ms: tuple[float, ...]
     error: str | None
     text_digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far a running load is, as its client last wrote it; for people, never a measurement.
+
+    Attributes:
+        phase: ``starting``, ``warm-up`` or ``load``. elapsed_s: since that phase began, by the client's clock.
+        n_done: requests that ended, well or badly. n_total: of this phase.
+    """
+
+    concurrency_cap: int
+    phase: str
+    n_done: int
+    n_total: int
+    n_failed: int
+    elapsed_s: float
 
 
 LoadStatus = Literal["ok", "invalid", "failed"]
@@ -533,6 +579,10 @@ class LoadResult:
 
 
 # ---- what is compared
+
+
+NOT_RECORDED = "not recorded"
+"""The value of a fact in ``Measurement.comparison_key`` that nobody could tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -585,3 +635,23 @@ class Comparison:
     why_no_verdict: str | None
     next_step: str | None
     warnings: tuple[str, ...]
+
+
+# ---- what is shown while work goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One step of long work, for whoever shows it.
+
+    Attributes:
+        stage: one word: pull, push, start, ready, prove, warm-up, load, stop, revert.
+        text: what, for people. done, total: where the step is counted. elapsed_s, left_s: of the step, when known.
+    """
+
+    stage: str
+    text: str
+    done: int | None = None
+    total: int | None = None
+    elapsed_s: float | None = None
+    left_s: float | None = None

@@ -1,1 +1,115 @@
-"""."""
+"""Programs that the engine's own Python runs on the host, and the way they get there.
+
+This file is the controller's side: it sends a program with what it imports as JSON on standard input, in one exec,
+and returns the JSON that the program answers. The other files of this folder are the programs. They use the standard
+library only, are written for Python 3.8 and later, import each other relatively and nothing else of this project:
+on the host they live in memory under the package name ``orch_host``, and nothing is installed there.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit
+
+from orchestrator.connection import Remote
+from orchestrator.errors import EngineError, RemoteCommandError
+from orchestrator.records import Engine
+
+BOOTSTRAP = """
+import json, sys, types
+bundle = json.load(sys.stdin)
+package = types.ModuleType("orch_host")
+package.__path__ = []
+sys.modules["orch_host"] = package
+for name, source in bundle["sources"]:
+    module = types.ModuleType("orch_host." + name)
+    module.__package__ = "orch_host"
+    sys.modules[module.__name__] = module
+    setattr(package, name, module)
+    exec(compile(source, "orch_host/" + name + ".py", "exec"), module.__dict__)
+print(json.dumps(module.main(bundle["request"])))
+"""
+"""Run by ``python -c``: makes the modules of the bundle, in order, and calls ``main`` of the last."""
+
+_CONTROL = ("masking", "process_table", "engine_state")
+PROGRAMS = {
+    "start": (*_CONTROL, "start"),
+    "status": (*_CONTROL, "status"),
+    "ready": (*_CONTROL, "http_get", "ready"),
+    "stop": (*_CONTROL, "stop"),
+    "restore": (*_CONTROL, "stop", "restore"),
+    "probe": (*_CONTROL, "http_get", "interpreter", "bytecode", "probe"),
+    "facts": (*_CONTROL, "interpreter", "facts"),
+    "triton_cache": (*_CONTROL, "triton_cache"),
+}
+"""What each program needs, in the order of import; the last one holds ``main``."""
+
+_INTERPRETER_PROGRAMS = {"probe": "resolve", "facts": "versions"}
+_NO_PYTHON = 127
+_RUN = """
+command -v "$1" >/dev/null 2>&1 || exit 127
+exec "$1" -I -S -c "$2"
+"""
+
+
+def source_of(name: str) -> str:
+    """The source of one program."""
+    return files(__name__).joinpath(f"{name}.py").read_text(encoding="utf-8")
+
+
+def bundle(program: str, request: dict[str, Any]) -> str:
+    """One line of ASCII JSON: the sources of a program, in order, and what it is asked.
+
+    A program that asks a second interpreter (with the engine's flags and environment) gets that one's source too.
+    """
+    inner = _INTERPRETER_PROGRAMS.get(program)
+    if inner:
+        inner_sources = [[inner, source_of(inner)]]
+        request = {**request, "bootstrap": BOOTSTRAP, "inner_sources": inner_sources}
+    return json.dumps({"sources": [[name, source_of(name)] for name in PROGRAMS[program]], "request": request})
+
+
+def run_program(
+    remote: Remote, engine: Engine, program: str, request: dict[str, Any], *, doing: str, timeout_s: float = 60.0
+) -> Any:
+    """Runs one of ``PROGRAMS`` by the engine's Python, in one exec.
+
+    The interpreter is isolated (``-I -S``): nothing of the engine's environment can change what the program does.
+
+    Args:
+        doing: what was tried, for the message ("stop engine sglang").
+
+    Returns:
+        What the program answered.
+
+    Raises:
+        EngineError: there is no such Python on the host.
+        RemoteCommandError: the program failed; the evidence is its last lines.
+    """
+    done = remote.run(
+        _RUN, [engine.python, BOOTSTRAP], stdin=bundle(program, request).encode("ascii"), timeout_s=timeout_s
+    )
+    if done.exit_code == _NO_PYTHON:
+        raise EngineError(
+            f"{remote.host.name}: engine {engine.name} has python {engine.python}, and it cannot be run there",
+            next_step=f"correct python: of engine {engine.name} in inventory.yaml",
+        )
+    if done.exit_code:
+        raise RemoteCommandError(
+            f"{remote.host.name}: could not {doing} (exit code {done.exit_code})",
+            evidence=done.stderr.decode("utf-8", "backslashreplace").splitlines()[-25:],
+        )
+    return json.loads(done.stdout)
+
+
+def engine_port(engine: Engine) -> int:
+    """The port of the engine's ``base_url``; 80 or 443 when it names none."""
+    url = urlsplit(engine.base_url)
+    return url.port or (443 if url.scheme == "https" else 80)
+
+
+def engine_state_dir(scratch_dir: str, engine: Engine) -> str:
+    """The folder on the host where orch keeps what it knows of an engine that it started."""
+    return f"{scratch_dir}/engines/{engine.name}-{engine_port(engine)}"

@@ -1,0 +1,60 @@
+# Each target makes its own .venv; nothing outside this folder is written.
+#   make demo    the main job on one machine, no GPU
+#   make test    the whole suite        make quick   its quick part (under a minute)
+#   make lint    ruff, mypy --strict, import contracts, shellcheck
+#   make bench   the benchmarks: ratios against something else in the same run
+#
+# PYTHON   interpreter for the venv (3.10 to 3.13)
+# PIP_ARGS extra arguments for pip, e.g. the index of PyTorch's CPU builds (a plain Linux install of torch is a CUDA build)
+
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt $(PIP_ARGS)
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: demo test quick lint bench clean
+.DELETE_ON_ERROR:
+
+$(VENV)/made:
+	@$(PYTHON) -c 'import sys; sys.exit(not ((3, 10) <= sys.version_info[:2] <= (3, 13)))' \
+	  || { echo "orch needs Python 3.10 to 3.13; this is $$($(PYTHON) --version): make PYTHON=python3.11 …"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/demo-ready: $(VENV)/made setup.cfg pyproject.toml constraints.txt
+	@echo "installing into $(VENV) (torch is the large part) …"
+	$(PIP) -e '.[kernel,demo]'
+	@touch $@
+
+$(VENV)/test-ready: $(VENV)/made setup.cfg pyproject.toml constraints.txt
+	@echo "installing into $(VENV) (torch is the large part) …"
+	$(PIP) -e '.[kernel,demo,test]'
+	@touch $@
+
+$(VENV)/lint-ready: $(VENV)/made setup.cfg pyproject.toml constraints.txt
+	$(PIP) -e '.[demo,test,dev]'
+	@touch $@
+
+demo: $(VENV)/demo-ready
+	$(BIN)/orch demo
+
+test: $(VENV)/test-ready
+	$(PYTEST) -n 2 --dist loadfile
+
+quick: $(VENV)/test-ready
+	$(PYTEST) -n 2 --dist loadfile -m 'not integration and not kernel and not slow'
+
+lint: $(VENV)/lint-ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/shellcheck --shell=sh orchestrator/agent/*.sh
+
+bench: $(VENV)/test-ready
+	$(BIN)/python -m benchmarks.run
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,177 @@
+"""Sequences → tensors → tokens: the one place where the scheduler's records meet the model, the pools and the kernel.
+
+Owns the KV pools (one a layer, all with the same page numbers) and the choice of tokens: a step attends to the most
+recent ``topk`` tokens of its context, its own included. Decode runs the kernel under test. Prefill runs dense
+attention in torch over the same packed pool, with the same window, so that a token's result does not depend on
+whether it came from a prompt or a decode step, save for rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+import torch
+
+from kernel import kv_pool
+from kernel.engine.model import Model
+from kernel.engine.options import EngineOptions
+from kernel.engine.scheduler import Chunk, Sequence
+
+SOFTMAX_SCALE = kv_pool.HEAD_DIM**-0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeInputs:
+    """Tensors of one decode step: B rows, T slots of the token list.
+
+    A padding row has token 0, position 0, place 0 (in the page kept for padding) and length 0.
+    """
+
+    tokens_B: torch.Tensor  # int64
+    positions_B: torch.Tensor  # int64
+    places_B: torch.Tensor  # int64: where the new token's KV goes
+    indices_BT: torch.Tensor  # int32: places to attend to
+    lengths_B: torch.Tensor  # int32
+
+    @classmethod
+    def zeros(cls, n_rows: int, topk: int, *, device: torch.device | str = "cpu", pinned: bool = False) -> DecodeInputs:
+        """All padding."""
+
+        def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device, pin_memory=pinned)
+
+        return cls(
+            tokens_B=zeros(n_rows, dtype=torch.int64),
+            positions_B=zeros(n_rows, dtype=torch.int64),
+            places_B=zeros(n_rows, dtype=torch.int64),
+            indices_BT=zeros(n_rows, topk, dtype=torch.int32),
+            lengths_B=zeros(n_rows, dtype=torch.int32),
+        )
+
+    def fill(self, sequences: list[Sequence], topk: int) -> None:
+        """Describe one step of ``sequences`` in the first rows, padding in the rest. CPU tensors only."""
+        tokens, positions, places = self.tokens_B.numpy(), self.positions_B.numpy(), self.places_B.numpy()
+        indices, lengths = self.indices_BT.numpy(), self.lengths_B.numpy()
+        for row, sequence in enumerate(sequences):
+            n_tokens = sequence.n_tokens
+            window = sequence.places[max(0, n_tokens - topk) : n_tokens]
+            tokens[row] = sequence.output[-1]
+            positions[row] = n_tokens - 1
+            places[row] = sequence.places[n_tokens - 1]
+            indices[row, : len(window)] = window
+            lengths[row] = len(window)
+        for column in (tokens, positions, places, lengths):
+            column[len(sequences) :] = 0
+
+
+class Runner:
+    """Computes prefill chunks and decode steps."""
+
+    def __init__(self, options: EngineOptions, kernel: ModuleType) -> None:
+        self.device = _device(options.device)
+        if self.device.type == "cpu":
+            torch.set_num_threads(options.threads)
+        self._kernel = kernel
+        self._topk = options.topk
+        self._page_size = options.page_size
+        self._model = Model(
+            layers=options.layers,
+            heads=options.heads,
+            hidden=options.hidden,
+            vocab=options.vocab,
+            max_model_len=options.max_model_len,
+            seed=options.seed,
+            device=self.device,
+        )
+        self._pools = [
+            kv_pool.empty_pool(options.n_pages, options.page_size, self.device) for _ in range(options.layers)
+        ]
+        self._graphs = None
+        if self.device.type == "cuda":
+            from kernel.engine.graphs import DecodeGraphs
+
+            self._graphs = DecodeGraphs(self.decode_step, max_batch=options.max_batch, topk=options.topk)
+
+    def warm_up(self) -> None:
+        """Run everything once: a prefill and a decode step on a CPU, every graph's tuning and capture on CUDA.
+
+        Writes KV only to the page kept for padding.
+        """
+        sequence = Sequence(prompt=[1], max_tokens=1, ignore_eos=True, places=np.zeros(2, np.int32))
+        self.prefill([Chunk(sequence=sequence, begin=0, end=1)])
+        sequence.output.append(1)
+        if self._graphs is not None:
+            self._graphs.capture_all()
+        self.decode([sequence])
+
+    def decode(self, sequences: list[Sequence]) -> list[int]:
+        """The next token of each; their last tokens' KV enters the pools."""
+        if self._graphs is not None:
+            return self._graphs.run(sequences)
+        width = min(self._topk, max(sequence.n_tokens for sequence in sequences))
+        inputs = DecodeInputs.zeros(len(sequences), width)
+        inputs.fill(sequences, self._topk)
+        return self.decode_step(inputs).tolist()
+
+    def decode_step(self, inputs: DecodeInputs) -> torch.Tensor:
+        """One step on tensors alone, without a host sync on CUDA: what a CUDA graph captures. int64 [B]."""
+
+        def append(layer: int, kv_BD: torch.Tensor) -> None:
+            kv_pool.append(self._pools[layer], self._page_size, inputs.places_B, kv_BD)
+
+        def attend(layer: int, q_BHD: torch.Tensor) -> torch.Tensor:
+            out_B1HD, _ = self._kernel.sparse_mla_decode(
+                q_BHD[:, None],
+                self._pools[layer],
+                inputs.indices_BT,
+                page_size=self._page_size,
+                topk_length_B=inputs.lengths_B,
+                softmax_scale=SOFTMAX_SCALE,
+            )
+            return out_B1HD[:, 0]
+
+        return self._model.next_tokens(inputs.tokens_B, inputs.positions_B, None, append, attend)
+
+    def prefill(self, chunks: list[Chunk]) -> list[int]:
+        """Put the chunks' KV into the pools; the next token after each chunk."""
+        tokens = [token for chunk in chunks for token in chunk.sequence.prompt[chunk.begin : chunk.end]]
+        positions = np.concatenate([np.arange(chunk.begin, chunk.end) for chunk in chunks])
+        places = np.concatenate([chunk.sequence.places[chunk.begin : chunk.end] for chunk in chunks])
+        lengths = [chunk.end - chunk.begin for chunk in chunks]
+        places_N = torch.from_numpy(places).to(self.device)
+
+        def append(layer: int, kv_ND: torch.Tensor) -> None:
+            kv_pool.append(self._pools[layer], self._page_size, places_N, kv_ND)
+
+        def attend(layer: int, q_NHD: torch.Tensor) -> torch.Tensor:
+            parts = zip(chunks, q_NHD.split(lengths), strict=True)
+            return torch.cat([self._prefill_attention(layer, chunk, q) for chunk, q in parts])
+
+        next_tokens = self._model.next_tokens(
+            torch.tensor(tokens, device=self.device),
+            torch.from_numpy(positions).to(self.device),
+            torch.tensor(lengths, device=self.device).cumsum(0) - 1,
+            append,
+            attend,
+        )
+        return next_tokens.tolist()
+
+    def _prefill_attention(self, layer: int, chunk: Chunk, q_QHD: torch.Tensor) -> torch.Tensor:
+        """Dense attention of one chunk's Q tokens over their C context tokens; bf16 [Q, H, 512]."""
+        first = max(0, chunk.begin + 1 - self._topk)
+        places_C = torch.from_numpy(chunk.sequence.places[first : chunk.end]).to(self.device)
+        kv_CD = kv_pool.unpack(self._pools[layer], self._page_size, places_C, torch.float32)
+        at_Q = torch.arange(chunk.begin, chunk.end, device=self.device)[:, None]
+        at_C = torch.arange(first, chunk.end, device=self.device)
+        hidden_QC = (at_C > at_Q) | (at_C <= at_Q - self._topk)
+        score_QHC = (q_QHD.float() @ kv_CD.T) * SOFTMAX_SCALE
+        weight_QHC = score_QHC.masked_fill_(hidden_QC[:, None], -torch.inf).softmax(dim=2)
+        return (weight_QHC @ kv_CD).to(torch.bfloat16)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)

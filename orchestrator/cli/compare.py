@@ -1,0 +1,106 @@
+"""``orch compare``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from orchestrator.cli.options import example, json_option, target_option
+from orchestrator.cli.output import Output, Table
+
+if TYPE_CHECKING:
+    from orchestrator.project import Project
+    from orchestrator.records import Comparison, Measurement, Target
+    from orchestrator.store import Store
+
+
+@click.command("compare")
+@click.argument("variant_name", metavar="VARIANT")
+@click.option("--to", "base_name", default="baseline", show_default=True, metavar="NAME", help="Compare with this arm.")
+@click.option("--metric", "metric_name", default="output_tokens_per_s", show_default=True, help="Which metric.")
+@click.option("--workload", "workload_name", metavar="NAME", help="Which workload; the only one when left out.")
+@target_option
+@json_option
+@click.pass_obj
+@example("orch compare V2", "orch compare V2 --to V1 --metric ttft_ms_p50")
+def command(
+    obj: dict[str, str],
+    variant_name: str,
+    base_name: str,
+    metric_name: str,
+    workload_name: str | None,
+    target_name: str | None,
+    is_json: bool,
+) -> None:
+    """Ratio of a variant to the baseline at each concurrency.
+
+    Uses every good engine start of the variant's and the baseline's present digests. Refuses unlike runs and names
+    what differs. Starts that were not counterbalanced get no verdict, and the output says why.
+    """
+    from orchestrator import report, stats
+    from orchestrator.errors import UnknownNameError
+    from orchestrator.metrics import METRICS
+    from orchestrator.project import Project
+    from orchestrator.store import Store
+
+    out = Output(is_json=is_json)
+    if metric_name not in METRICS:
+        raise UnknownNameError(f"no metric {metric_name!r}", next_step=f"one of: {', '.join(METRICS)}")
+    project = Project.open(obj["inventory_path"])
+    target = project.target(target_name)
+    workload = project.workload(workload_name).name
+    with Store.open_read_only(project.db_path) as store:
+        sides = [
+            _measurements(project, store, target, name, workload, metric_name) for name in (base_name, variant_name)
+        ]
+    comparison = stats.compare(sides[0], sides[1], metric=metric_name)
+    print_comparison(out, comparison)
+    out.document(report.comparison_document(comparison))
+
+
+def print_comparison(out: Output, comparison: Comparison) -> None:
+    """The table, then what a reader must know before believing it."""
+    from orchestrator import report
+
+    columns, rows = report.comparison_rows(comparison)
+    out.table(Table(columns, rows, right=frozenset(columns[:1] + columns[-1:]), title=report.title(comparison)))
+    for warning in comparison.warnings:
+        out.line(f"warning: {warning}", style="yellow")
+    out.line(f"verdict: {comparison.verdict or 'none'}", style="bold")
+    if comparison.why_no_verdict:
+        out.line(f"why: {comparison.why_no_verdict}")
+    if comparison.next_step:
+        out.line(f"next: {comparison.next_step}")
+
+
+def _measurements(
+    project: Project, store: Store, target: Target, arm: str, workload: str, metric: str
+) -> list[Measurement]:
+    """Every good value of an arm's present digest, under the name that was asked for."""
+    from orchestrator.errors import ComparisonError
+    from orchestrator.records import short
+
+    digest = digest_of_arm(project, store, target, arm)
+    found: list[Any] = store.measurements(target=target.name, workload=workload, metric=metric, digest=digest)
+    if not found:
+        push = "" if arm == "baseline" else f"orch push --variant {arm} && "
+        raise ComparisonError(
+            f"no good measurement of {arm} ({short(digest)}) under workload {workload}",
+            next_step=f"run `{push}orch bench --concurrency 1,8`",
+        )
+    return [dataclasses.replace(measurement, arm=arm) for measurement in found]
+
+
+def digest_of_arm(project: Project, store: Store, target: Target, arm: str) -> str:
+    """Digest of ``baseline`` as recorded, or of a variant as it is in the workspace now."""
+    from orchestrator import workspace
+    from orchestrator.errors import WorkspaceError
+
+    if arm != "baseline":
+        return workspace.read_working_copy(project.variants_root, target, arm).digest
+    stored = store.baseline(target.name)
+    if stored is None:
+        raise WorkspaceError(f"target {target.name} has no recorded baseline", next_step="run `orch pull`")
+    return stored.digest

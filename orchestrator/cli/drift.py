@@ -1,0 +1,83 @@
+"""``orch drift``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from orchestrator.cli.exit_codes import DONE, NEGATIVE_VERDICT
+from orchestrator.cli.options import example, json_option, target_argument
+from orchestrator.cli.output import Output, Table, cell_text
+from orchestrator.cli.progress import ProgressLine
+
+
+@click.command("drift")
+@target_argument
+@click.option("--offline", is_flag=True, help="Show what is on record without asking the host.")
+@click.option("--exit-code", is_flag=True, help="Exit with 3 when the live file is not the one on record.")
+@json_option
+@click.pass_obj
+@example("orch drift")
+def command(obj: dict[str, str], target_name: str | None, offline: bool, exit_code: bool, is_json: bool) -> int:
+    """Every change that nobody made on purpose: files and environment.
+
+    Looks at the host now, with the diff of what is live against what should be, then lists every unexpected change on
+    record: other bytes in the target's files, another driver, torch, triton or engine between two starts.
+    """
+    from orchestrator.experiment.drift import find_drift
+    from orchestrator.project import Project
+    from orchestrator.session import open_session
+    from orchestrator.store import Store
+
+    out = Output(is_json=is_json)
+    project = Project.open(obj["inventory_path"])
+    target = project.target(target_name)
+    found = None
+    if not offline:
+        with ProgressLine(is_quiet=is_json) as progress, open_session(project, target.name, progress) as session:
+            found = find_drift(session)
+        _print_found(out, found)
+    with Store.open_read_only(project.db_path) as store:
+        columns, rows = store.query("select * from drift where target = ? or target is null", (target.name,))
+    out.line()
+    out.table(
+        Table(
+            columns,
+            [[cell_text(cell) for cell in row] for row in rows],
+            title=f"on record: {len(rows)} unexpected change(s)",
+        )
+    )
+    out.document({"now": _document(found), "on_record": [dict(zip(columns, row, strict=True)) for row in rows]})
+    return NEGATIVE_VERDICT if exit_code and found is not None and found.is_unexpected else DONE
+
+
+def _print_found(out: Output, found: Any) -> None:
+    from orchestrator.records import short
+
+    where = f"{found.snapshot.host}, {found.snapshot.target}"
+    if not found.is_unexpected:
+        out.line(f"{where}: as it should be ({found.expected_name} {short(found.expected_digest)})", style="green")
+        return
+    name = f" (byte for byte {found.live.name})" if found.live.name else ""
+    out.line(
+        f"{where}: DRIFTED: have {short(found.snapshot.digest)}{name}, "
+        f"want {found.expected_name} {short(found.expected_digest)}",
+        style="bold red",
+    )
+    out.diff(found.diff)
+    out.line("next: `orch pull` if the change is meant; otherwise have it undone on the host")
+
+
+def _document(found: Any) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "is_unexpected": found.is_unexpected,
+        "digest": found.snapshot.digest,
+        "name": found.live.name,
+        "expected_digest": found.expected_digest,
+        "expected_name": found.expected_name,
+        "diff": list(found.diff),
+        "observed_at": found.snapshot.pulled_at,
+    }

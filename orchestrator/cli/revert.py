@@ -1,0 +1,58 @@
+"""``orch revert``."""
+
+from __future__ import annotations
+
+import click
+
+from orchestrator.cli.options import example, json_option, target_argument
+from orchestrator.cli.output import Output
+from orchestrator.cli.progress import ProgressLine
+
+ENGINE_WORDS = {
+    "none": "no engine of orch's held another version in memory",
+    "stopped": "the engine that held the variant in memory was stopped (`orch revert --restart` starts it)",
+    "restarted": "the engine was started again on the baseline",
+}
+
+
+@click.command("revert")
+@target_argument
+@click.option(
+    "--force", is_flag=True, help="Overwrite a foreign edit (kept on the host beside the file); end another's lease."
+)
+@click.option("--restart", is_flag=True, help="Start the engine again on the baseline.")
+@json_option
+@click.pass_obj
+@example("orch revert")
+def command(obj: dict[str, str], target_name: str | None, force: bool, restart: bool, is_json: bool) -> None:
+    """Put the pristine bytes back, and prove it.
+
+    Works from the host's own backup, so it needs neither results.db nor variants/. Repeating it is safe. Exit code 5
+    means that the host is NOT restored; the message has the command that repairs it.
+    """
+    from orchestrator.experiment.conclude import conclude
+    from orchestrator.project import Project
+    from orchestrator.records import short
+    from orchestrator.session import open_session
+
+    out = Output(is_json=is_json)
+    project = Project.open(obj["inventory_path"])
+    with ProgressLine(is_quiet=is_json) as progress, open_session(project, target_name, progress) as session:
+        concluded = conclude(session, force=force, restart=restart)
+    done = concluded.restoration
+    for path in done.kept_foreign:
+        out.line(f"the overwritten edit is kept at {done.host}:{path}", style="yellow")
+    words = "was clean already" if done.was_clean else "is restored"
+    out.line(f"{done.target} on {done.host} {words}: {short(done.digest)}, proved by digest", style="green")
+    out.line(ENGINE_WORDS[concluded.engine])
+    out.document(
+        {
+            "target": done.target,
+            "host": done.host,
+            "digest": done.digest,
+            "was_clean": done.was_clean,
+            "kept_foreign": list(done.kept_foreign),
+            "engine": concluded.engine,
+            "reverted_at": done.reverted_at,
+        }
+    )

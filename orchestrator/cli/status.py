@@ -1,0 +1,183 @@
+"""``orch status``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from orchestrator.cli.options import example, json_option, target_argument
+from orchestrator.cli.output import Output, Table
+
+if TYPE_CHECKING:
+    from orchestrator.experiment.status import HostStatus
+    from orchestrator.project import Project
+    from orchestrator.records import Target
+    from orchestrator.session import Live
+
+
+@click.command("status")
+@target_argument
+@click.option("--offline", is_flag=True, help="Show what is on record without asking the host.")
+@json_option
+@click.pass_obj
+@example("orch status", "orch status --offline --json")
+def command(obj: dict[str, str], target_name: str | None, offline: bool, is_json: bool) -> None:
+    """What is on the host, who holds it, what is in the workspace.
+
+    Names the live bytes (baseline, a variant, or unknown), shows the lease, the engine and whether it started before
+    the file changed, the variants, and what an earlier orch left open. Finishes the record of a killed orch.
+    """
+    from orchestrator.project import Project
+
+    out = Output(is_json=is_json)
+    project = Project.open(obj["inventory_path"])
+    target = project.target(target_name)
+    recorded = _on_record(project, target)
+    document: dict[str, Any] = {"target": target.name, "host": target.host, "kernel": target.kernel, **recorded}
+    if not offline:
+        document["now"] = _ask_host(out, project, target, is_json)
+    _print_record(out, target, recorded)
+    out.document(document)
+
+
+def _ask_host(out: Output, project: Project, target: Target, is_json: bool) -> dict[str, Any]:
+    from orchestrator.cli.progress import ProgressLine
+    from orchestrator.experiment.status import host_status
+    from orchestrator.session import open_session
+
+    with ProgressLine(is_quiet=is_json) as progress, open_session(project, target.name, progress) as session:
+        status = host_status(session)
+    _print_host(out, target, status)
+    return host_document(status)
+
+
+def _print_host(out: Output, target: Target, status: HostStatus) -> None:
+    for state, file in zip(status.live.states, target.files, strict=True):
+        out.line(
+            f"file       {target.host}:{file.path}{' → ' + state.real_path if state.real_path != file.path else ''}"
+        )
+    words, style = live_words(status.live)
+    out.line(f"live       {words}", style=style)
+    out.line(f"lease      {_lease_words(status.live)}")
+    out.line(f"engine     {_engine_words(status)}", style="yellow" if status.engine_is_older else None)
+
+
+def live_words(live: Live) -> tuple[str, str | None]:
+    """The live bytes by name, and the colour that fits."""
+    from orchestrator.records import short
+
+    if live.digest is None:
+        return "a file is MISSING: run `orch revert`", "bold red"
+    phase = "clean" if live.is_clean else "deployed by orch"
+    if live.name is None:
+        return f"UNKNOWN bytes {short(live.digest)} ({phase}): see `orch drift`", "bold red"
+    style = "green" if live.name == "baseline" else "yellow"
+    return f"{live.name} {short(live.digest)} ({phase})", style
+
+
+def _lease_words(live: Live) -> str:
+    if live.lease is None:
+        return "nobody holds it"
+    whose = "this project" if live.is_ours else "SOMEBODY ELSE"
+    left_s = live.lease.remaining_s
+    when = f"for another {left_s:.0f} s (until {live.lease.expires_at})" if left_s > 0 else "EXPIRED"
+    return f"{whose}: {live.lease.holder}, {when}"
+
+
+def _engine_words(status: HostStatus) -> str:
+    from orchestrator.records import short
+
+    if status.engine is None:
+        return "none that orch started"
+    older = (
+        ": STARTED BEFORE the file last changed, so it holds other bytes in memory" if status.engine_is_older else ""
+    )
+    return (
+        f"{status.engine.engine} pid {status.engine.pid} since {status.engine.started_at}, "
+        f"on {short(status.engine.deployed_digest)}{older}"
+    )
+
+
+def host_document(status: HostStatus) -> dict[str, Any]:
+    """The JSON of what is on the host; keys are stable."""
+    live, engine = status.live, status.engine
+    return {
+        "digest": live.digest,
+        "name": live.name,
+        "is_clean": live.is_clean,
+        "files": [{"remote_path": s.path, "digest": s.digest, "phase": s.phase} for s in live.states],
+        "lease": None
+        if live.lease is None
+        else {
+            "holder": live.lease.holder,
+            "is_ours": live.is_ours,
+            "remaining_s": live.lease.remaining_s,
+            "expires_at": live.lease.expires_at,
+        },
+        "engine": None
+        if engine is None
+        else {
+            "name": engine.engine,
+            "pid": engine.pid,
+            "started_at": engine.started_at,
+            "deployed_digest": engine.deployed_digest,
+            "is_older_than_file": status.engine_is_older,
+        },
+        "open_deployments": [
+            {"variant": d.variant, "status": d.status, "started_at": d.started_at} for d in status.opened
+        ],
+    }
+
+
+def _on_record(project: Project, target: Target) -> dict[str, Any]:
+    """Baseline, variants and number of trials; from files and the record only, and without heavy imports."""
+    from orchestrator import workspace
+    from orchestrator.store import Store
+
+    baseline, n_trials, opened = None, 0, []
+    if project.db_path.exists():
+        with Store.open_read_only(project.db_path) as store:
+            baseline = store.baseline(target.name)
+            n_trials = len(store.trials(target.name))
+            opened = store.open_deployments(target.name)
+    return {
+        "baseline": None if baseline is None else {"digest": baseline.digest, "pulled_at": baseline.pulled_at},
+        "variants": [
+            {
+                "name": working.name,
+                "digest": working.digest,
+                "settings": dict(working.settings),
+                "is_stale": None if baseline is None else workspace.is_stale(working, baseline),
+                "message": working.message,
+            }
+            for working in workspace.list_variants(project.variants_root, target)
+        ],
+        "unreadable_variants": {
+            n: str(e) for n, e in workspace.unreadable_variants(project.variants_root, target).items()
+        },
+        "n_trials": n_trials,
+        "recorded_open": [{"variant": d.variant, "status": d.status, "started_at": d.started_at} for d in opened],
+    }
+
+
+def _print_record(out: Output, target: Target, recorded: dict[str, Any]) -> None:
+    baseline = recorded["baseline"]
+    shown = f"{baseline['digest'][7:19]} pulled {baseline['pulled_at']}" if baseline else "none: run `orch pull`"
+    out.line(f"target     {target.name} on {target.host}, kernel {target.kernel}, {len(target.files)} file(s)")
+    out.line(f"baseline   {shown}")
+    out.line(f"record     {recorded['n_trials']} engine start(s)")
+    for opened in recorded["recorded_open"]:
+        out.line(f"open       {opened['variant']} {opened['status']} since {opened['started_at']}", style="yellow")
+    if recorded["variants"]:
+        rows = [
+            (v["name"], v["digest"][7:19], _settings(v), "older baseline" if v["is_stale"] else "", v["message"])
+            for v in recorded["variants"]
+        ]
+        out.table(Table(("variant", "digest", "set", "stale", "message"), rows))
+    for name, error in recorded["unreadable_variants"].items():
+        out.warn(f"variant {name} cannot be read: {error}")
+
+
+def _settings(entry: dict[str, Any]) -> str:
+    return " ".join(f"{knob}={value}" for knob, value in entry["settings"].items()) or "by hand"

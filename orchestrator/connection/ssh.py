@@ -1,0 +1,234 @@
+"""``SshRemote``: a host over SSH. One connection, one channel for each ``run``, bytes as they are.
+
+fabric opens the connection. Its ``run``, ``put`` and ``get`` are not used: they decode, copy quadratically and tear
+files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import paramiko
+
+from orchestrator.connection import framing
+from orchestrator.connection.base import DEFAULT_TIMEOUT_S, Completed, Remote
+from orchestrator.connection.line import SILENCE_LIMIT_S, Line
+from orchestrator.connection.ssh_config import SshSettings, resolve
+from orchestrator.errors import LineLostError, RemoteCommandError, RemoteTimeoutError
+from orchestrator.records import Host
+
+MAX_CHANNELS = 4
+"""In flight at once; sshd's MaxSessions is 10 unless set lower, and other programs may share the connection's host."""
+REFUSED_CHANNEL_TRIES_S = 10.0
+INLINE_BYTES = 1 << 14
+RECEIVE_BYTES = 1 << 22
+SEND_BYTES = 1 << 15
+
+
+class SshRemote(Remote):
+    """A host over SSH. Connects at once, and again by itself on the next ``run`` after a lost line.
+
+    Attributes:
+        settings: how the host is reached, as the ssh configuration says.
+    """
+
+    def __init__(self, host: Host, *, silence_limit_s: float = SILENCE_LIMIT_S) -> None:
+        self.host = host
+        self.settings: SshSettings = resolve(host)
+        self._silence_limit_s = silence_limit_s
+        self._slots = threading.BoundedSemaphore(MAX_CHANNELS)
+        self._connecting = threading.Lock()
+        self._is_closed = False
+        self._line: Line | None = None
+        self._connected()
+
+    def run(
+        self,
+        script: str,
+        args: Sequence[str] = (),
+        *,
+        stdin: bytes = b"",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Completed:
+        """See ``Remote.run``. Two round trips: the channel, then command, input and answer together."""
+        deadline = time.monotonic() + timeout_s
+        frame = framing.frame(script, args)
+        with self._slot(timeout_s):
+            line, channel = self._open_channel(deadline, timeout_s)
+            try:
+                line.send_exec(channel, framing.BOOTSTRAP)
+                return _Conversation(channel, frame, stdin).until(deadline)
+            except LineLostError as exc:
+                raise self._lost(line, exc) from exc
+            except TimeoutError as exc:
+                raise self._too_late(timeout_s) from exc
+            except (OSError, EOFError, paramiko.SSHException) as exc:
+                raise self._lost(line, LineLostError("the line broke")) from exc
+            finally:
+                _close(channel)
+
+    def close(self) -> None:
+        """Ends the connection; what was detached on the host lives on."""
+        self._is_closed = True
+        with self._connecting:
+            if self._line is not None:
+                self._line.close("closed by this program")
+
+    def _connected(self) -> Line:
+        """The open line; a new one when there is none any more."""
+        with self._connecting:
+            if self._is_closed:
+                raise LineLostError(f"{self.host.name}: this connection was closed")
+            if self._line is None or not self._line.is_active:
+                if self._line is not None:
+                    self._line.close()
+                self._line = Line(
+                    self.settings, timeout_s=self.host.connect_timeout_s, silence_limit_s=self._silence_limit_s
+                )
+            return self._line
+
+    @contextlib.contextmanager
+    def _slot(self, timeout_s: float) -> Iterator[None]:
+        if not self._slots.acquire(timeout=timeout_s):
+            raise RemoteTimeoutError(f"{self.host.name}: all {MAX_CHANNELS} channels were busy for {timeout_s:g} s")
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    def _open_channel(self, deadline: float, timeout_s: float) -> tuple[Line, paramiko.Channel]:
+        """A channel on a living line. Nothing of the script was sent yet, so a dead line may be replaced unasked."""
+        give_up_s = min(deadline, time.monotonic() + REFUSED_CHANNEL_TRIES_S)
+        pause_s, reconnected = 0.02, False
+        while True:
+            line = self._connected()
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                raise self._too_late(timeout_s)
+            try:
+                return line, line.open_channel(remaining_s)
+            except (OSError, EOFError, paramiko.SSHException) as exc:
+                if not line.is_active:
+                    if reconnected:
+                        raise self._lost(line, LineLostError("the line broke")) from exc
+                    reconnected = True
+                elif time.monotonic() + pause_s > give_up_s:
+                    raise self._refused(exc) from exc
+                else:
+                    time.sleep(pause_s)  # another program's session may end
+                    pause_s = min(2 * pause_s, 1.0)
+
+    def _refused(self, exc: Exception) -> RemoteCommandError:
+        # of several refusals at once paramiko gives the reason to one caller only
+        reason = f": {exc.text}" if isinstance(exc, paramiko.ChannelException) else ""
+        return RemoteCommandError(
+            f"{self.host.name} refuses another channel{reason}",
+            next_step="look at MaxSessions in the host's sshd_config",
+        )
+
+    def _too_late(self, timeout_s: float) -> RemoteTimeoutError:
+        return RemoteTimeoutError(
+            f"{self.host.name}: a command did not end within {timeout_s:g} s; it may still run there",
+            next_step="`orch status` asks the host",
+        )
+
+    def _lost(self, line: Line, exc: LineLostError) -> LineLostError:
+        why = f" ({line.why_closed})" if line.why_closed else ""
+        what = exc.message if line.is_active else "the line was lost before the answer was complete"
+        return LineLostError(
+            f"{self.host.name}: {what}{why}",
+            next_step="whether the host acted must be asked: `orch status`",
+            evidence=exc.evidence,
+        )
+
+
+def _close(channel: paramiko.Channel) -> None:
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # a dead line cannot be told
+        channel.close()
+
+
+class _Arrival(threading.Event):
+    """Set when anything arrives on either stream or the channel ends; only its reader takes it back.
+
+    Not the channel's ``fileno``: there the feeder of one stream races with the reader of the other, and a set that is
+    overtaken by a clear is lost. Sixteen megabytes on both streams hung that way.
+    """
+
+    def clear(self) -> None:
+        """Ignored: a buffer calls it when it alone is empty."""
+
+    def rearm(self) -> None:
+        """Forgets what arrived so far; to be called before looking at the buffers, not after."""
+        super().clear()
+
+
+class _Conversation:
+    """One script on one channel: input goes out while both outputs come in."""
+
+    def __init__(self, channel: paramiko.Channel, frame: framing.Frame, payload: bytes) -> None:
+        self._channel = channel
+        self._out, self._err = framing.StreamParser(frame), framing.StreamParser(frame)
+        self._input = (frame.first_line, payload)
+
+    def until(self, deadline: float) -> Completed:
+        """The script's answer.
+
+        Raises:
+            TimeoutError: the deadline passed.
+            LineLostError: the channel ended without the closing lines.
+        """
+        self._channel.settimeout(max(0.01, deadline - time.monotonic()))
+        if sum(map(len, self._input)) <= INLINE_BYTES:
+            self._send()
+            self._receive(deadline)
+        else:
+            sender = threading.Thread(target=self._send, name="orch-send", daemon=True)
+            sender.start()
+            try:
+                self._receive(deadline)
+            finally:
+                _close(self._channel)  # frees a sender whose input nobody wants any more
+                sender.join()
+        stdout = self._out.content()
+        assert self._out.exit_code is not None
+        return Completed(self._out.exit_code, stdout, self._err.content())
+
+    def _send(self) -> None:
+        """Sends all input and its end. A failure shows on the receiving side, as an answer that never completes."""
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            for content in self._input:
+                unsent = memoryview(content)
+                while unsent:
+                    unsent = unsent[self._channel.send(bytes(unsent[:SEND_BYTES])) :]
+            self._channel.shutdown_write()
+
+    def _receive(self, deadline: float) -> None:
+        """One loop over both streams: they share a window, so an unread one would stop the other."""
+        arrival = _Arrival()
+        for buffer in (self._channel.in_buffer, self._channel.in_stderr_buffer):
+            buffer.set_event(arrival)
+        while not (self._out.is_complete and self._err.is_complete):
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                raise TimeoutError
+            arrival.wait(remaining_s)
+            arrival.rearm()
+            is_over = self._channel.eof_received or self._channel.closed  # asked first: what came before it is there
+            while self._take() and is_over:
+                pass
+            if is_over:
+                return
+
+    def _take(self) -> bool:
+        """Hands on everything that has arrived; whether there was anything."""
+        some = False
+        if self._channel.recv_ready():
+            self._out.feed(self._channel.recv(RECEIVE_BYTES))
+            some = True
+        if self._channel.recv_stderr_ready():
+            self._err.feed(self._channel.recv_stderr(RECEIVE_BYTES))
+            some = True
+        return some

@@ -1,0 +1,88 @@
+"""Put the host back, file and engine: ``orch revert``."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator import push, serve
+from orchestrator.errors import ForeignEditError, LeaseLostError, RevertError
+from orchestrator.interrupts import shielded
+from orchestrator.records import Restoration, Snapshot, short
+from orchestrator.session import Session, look
+
+EngineEnd = Literal["none", "stopped", "restarted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Concluded:
+    """A restored host. ``engine``: ``none`` ran a variant, or one was ``stopped`` or ``restarted``."""
+
+    restoration: Restoration
+    engine: EngineEnd
+
+
+def conclude(session: Session, *, force: bool = False, restart: bool = False) -> Concluded:
+    """Puts the pristine bytes back, proves it by digest, and ends an engine that still holds a variant in memory.
+
+    Args:
+        force: overwrite a foreign edit (it is kept on the host) and end another's lease.
+        restart: start the engine again on the baseline.
+
+    Raises:
+        ForeignEditError: the file was edited behind orch's back; nothing was written.
+        RevertError: the host is not restored.
+    """
+    live = look(session, "revert")
+    stored = session.store.baseline(session.target.name)
+    nonce = live.nonce if live.is_ours else None
+    if live.is_clean and stored is not None and live.digest != stored.digest:
+        raise ForeignEditError(
+            f"{session.target.host}: nothing of orch's is deployed, and the live file ({short(live.digest)}) is not "
+            f"the recorded baseline ({short(stored.digest)}): somebody else's edit, left alone",
+            found=live.digest,
+            next_step="see `orch drift`; `orch pull` records it as the new baseline",
+        )
+    session.say("revert", f"restoring {session.target.name} on {session.target.host}")
+    with shielded("putting the host back"):
+        restoration = push.revert(session.remote, session.target, nonce=nonce, force=force)
+        if nonce is not None:
+            with contextlib.suppress(LeaseLostError):
+                push.unlock(session.remote, session.target, nonce=nonce)
+        for opened in session.store.open_deployments(session.target.name):
+            session.store.end_deployment(opened.id, "reverted")
+        session.store.record_states(session.target.host, session.target, restoration.states, "revert", None)
+        ended = _end_engine(session, restoration)
+    _require_baseline(session, restoration, stored)
+    if restart and ended != "restarted":
+        _restart(session, restoration)
+        ended = "restarted"
+    return Concluded(restoration, ended)
+
+
+def _require_baseline(session: Session, restoration: Restoration, stored: Snapshot | None) -> None:
+    if stored is not None and restoration.digest != stored.digest:
+        raise RevertError(
+            f"{session.target.host}: restored to the host's own backup {short(restoration.digest)}, but the recorded "
+            f"baseline of {session.target.name} is {short(stored.digest)}",
+            next_step="see `orch drift`, then `orch pull`",
+        )
+
+
+def _end_engine(session: Session, restoration: Restoration) -> EngineEnd:
+    """Stops the engine when it still holds other bytes in memory than those now on disk."""
+    process = serve.running(session.remote, session.engine)
+    if process is None or process.deployed_digest == restoration.digest:
+        return "none"
+    session.say("stop", f"stopping {session.engine.name}: it still holds {short(process.deployed_digest)} in memory")
+    serve.stop(session.remote, session.engine)
+    return "stopped"
+
+
+def _restart(session: Session, restoration: Restoration) -> None:
+    if serve.running(session.remote, session.engine) is not None:
+        serve.stop(session.remote, session.engine)
+    session.say("start", f"starting {session.engine.name} on the baseline")
+    process = serve.start(session.remote, session.engine, deployed_digest=restoration.digest)
+    serve.wait_ready(session.remote, session.engine, process)

@@ -1,0 +1,88 @@
+"""Put a variant live, with its intent on record before and its outcome after: ``orch push``."""
+
+from __future__ import annotations
+
+import contextlib
+
+from orchestrator import push, serve
+from orchestrator.errors import InterruptedError_, LeaseLostError, OrchError, StaleBaseError, VariantError
+from orchestrator.experiment.guards import expected_files, reconcile, refuse_foreign_lease, with_diff
+from orchestrator.interrupts import shielded
+from orchestrator.project import holder
+from orchestrator.records import Deployment, Variant, short
+from orchestrator.session import Live, Session, look
+
+PUSH_TTL_S = 3600.0
+"""How long a pushed variant stays without anybody renewing; then the host restores itself."""
+
+MISSING = "missing"
+"""Stands for the digest of files that are not all there."""
+
+
+def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S) -> Deployment:
+    """Puts a variant live: the intent is stored before the push and the outcome after it.
+
+    Raises:
+        VariantError: the variant was made from another baseline than the recorded one.
+        StaleBaseError: the live file is not the one on record; the evidence is the diff.
+        LeaseHeldError: somebody else holds the target.
+        InterruptedError_: Ctrl-C; the host was put back.
+    """
+    baseline = session.baseline()
+    if variant.base_digest != baseline.digest:
+        raise VariantError(
+            f"variant {variant.name} was made from baseline {short(variant.base_digest)}, "
+            f"the recorded baseline is {short(baseline.digest)}",
+            next_step=f"look at `orch diff {variant.name}`, then make it again with `orch variant new`",
+        )
+    live = reconcile(session, look(session, "push"))
+    refuse_foreign_lease(session, live)
+    expected = expected_files(session, live, baseline)
+    nonce = live.nonce if live.is_ours and live.nonce else push.new_nonce()
+    session.store.record_variant(variant)
+    deployment_id = session.store.begin_deployment(
+        target=session.target.name,
+        host=session.target.host,
+        variant=variant.name,
+        digest=variant.digest,
+        previous_digest=live.digest or MISSING,
+        nonce=nonce,
+        holder=holder(),
+    )
+    session.say("push", f"pushing {variant.name} {short(variant.digest)} to {session.target.host}")
+    try:
+        deployment = push.push(
+            session.remote,
+            session.target,
+            variant.files,
+            expected=expected,
+            nonce=nonce,
+            holder=holder(),
+            ttl_s=ttl_s,
+            floor_mtime_s=_highest_mtime_s(session, live),
+            on_restore=serve.restore_script(session.engine, session.remote.scratch_dir()),
+        )
+    except StaleBaseError as exc:
+        session.store.end_deployment(deployment_id, "failed", error=str(exc))
+        raise with_diff(session, exc, baseline) from exc
+    except KeyboardInterrupt:
+        with shielded("putting the host back"):
+            _put_back(session, nonce, deployment_id)
+        raise InterruptedError_("interrupted: the push was undone and the host is as it was") from None
+    except OrchError as exc:
+        session.store.end_deployment(deployment_id, "failed", error=str(exc))
+        raise
+    session.store.end_deployment(deployment_id, "pushed", deployment=deployment)
+    return deployment
+
+
+def _put_back(session: Session, nonce: str, deployment_id: int) -> None:
+    push.revert(session.remote, session.target, nonce=nonce)
+    with contextlib.suppress(LeaseLostError):
+        push.unlock(session.remote, session.target, nonce=nonce)
+    session.store.end_deployment(deployment_id, "reverted", error="interrupted")
+
+
+def _highest_mtime_s(session: Session, live: Live) -> int:
+    known = (session.store.highest_mtime_s(session.target.host, state.real_path) for state in live.states)
+    return max((mtime_s for mtime_s in known if mtime_s is not None), default=0)

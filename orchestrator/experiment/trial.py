@@ -1,0 +1,282 @@
+"""One engine start on what is live, proved and loaded at each concurrency: ``orch bench``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator import bench, provenance, push, serve
+from orchestrator.errors import EngineDiedError, LeaseLostError, OrchError, StaleBaseError
+from orchestrator.experiment.deploy import PUSH_TTL_S
+from orchestrator.experiment.guards import reconcile, refuse_foreign_lease, with_diff
+from orchestrator.interrupts import shielded
+from orchestrator.project import holder
+from orchestrator.records import LoadProgress, LoadResult, Progress, Service, Workload, short
+from orchestrator.session import BASELINE, Live, Session, look
+from orchestrator.store import TrialStatus
+
+TRIAL_TTL_S = 120.0
+"""How long the lease of a baseline's trial outlives a controller that died."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """One engine start with its loads, as stored.
+
+    Attributes:
+        status: ``ok``, ``contaminated`` (the file or the engine changed meanwhile) or ``failed``.
+    """
+
+    trial_id: int
+    arm: str
+    digest: str
+    service: Service | None = None
+    loads: list[LoadResult] = field(default_factory=list)
+    reasons: tuple[str, ...] = ()
+    status: TrialStatus = "running"
+
+
+LoadWatch = Callable[[LoadProgress], None]
+
+
+def trial(
+    session: Session,
+    workload: Workload,
+    concurrencies: Sequence[int],
+    *,
+    keep_running: bool = False,
+    on_load: LoadWatch | None = None,
+) -> Trial:
+    """Restarts the engine on what is live, proves what it loaded, loads it at each concurrency, and stores all of it.
+
+    Args:
+        keep_running: leave the engine running at the end.
+        on_load: told of the progress of each load.
+
+    Raises:
+        StaleBaseError: the live bytes are neither the baseline nor a variant that this project knows.
+        LeaseLostError: the pushed variant is no longer live.
+        EngineError: it did not start, died, or loaded other bytes; the trial is stored as failed.
+    """
+    live = _arm_on_host(session)
+    assert live.digest is not None
+    assert live.name is not None
+    with _hold(session, live) as (deployment_id, keeper):
+        started = Trial(
+            session.store.begin_trial(
+                target=session.target.name,
+                host=session.target.host,
+                variant=live.name,
+                digest=live.digest,
+                digest_before=live.digest,
+                deployment_id=deployment_id,
+                workload=workload,
+            ),
+            live.name,
+            live.digest,
+        )
+        try:
+            _serve_and_load(session, live, started, workload, concurrencies, keeper, on_load)
+        except KeyboardInterrupt:
+            started.status, started.reasons = "failed", ("interrupted",)
+            raise
+        except OrchError as exc:
+            started.status, started.reasons = "failed", (str(exc),)
+            raise
+        finally:
+            with shielded("stopping the engine"):
+                if not keep_running or started.status == "failed":
+                    session.say("stop", f"stopping {session.engine.name}")
+                    serve.stop(session.remote, session.engine)
+                _end_trial(session, live, started)
+    return started
+
+
+def _arm_on_host(session: Session) -> Live:
+    """What is live, as an arm; refuses what orch does not know and what is no longer there."""
+    baseline = session.baseline()
+    expected = {file.name: file.digest for file in baseline.files}
+    deployed_before = session.store.open_deployments(session.target.name)
+    live = reconcile(session, look(session, "bench-before"))
+    refuse_foreign_lease(session, live)
+    wanted = next((d.variant for d in deployed_before if d.variant != BASELINE), None)
+    if wanted is not None and live.name != wanted:
+        raise LeaseLostError(
+            f"{session.target.host}: {wanted} is no longer live ({live.name or 'unknown bytes'} is, "
+            f"{short(live.digest)}): its lease had ended and the host restored itself",
+            next_step=f"run `orch push --variant {wanted}` again, or `orch bench` once more for what is live now",
+        )
+    if live.name is None:
+        raise with_diff(
+            session,
+            StaleBaseError("", found=live.digest, expected=baseline.digest),
+            baseline,
+        )
+    if live.name == BASELINE:
+        session.store.record_states(session.target.host, session.target, live.states, "bench-before", expected)
+    elif live.is_clean:
+        raise StaleBaseError(
+            f"{session.target.host}: the live file is byte for byte variant {live.name}, but orch did not push it",
+            found=live.digest,
+            expected=baseline.digest,
+            next_step="restore the file, then `orch pull`, then `orch push --variant …`",
+        )
+    return live
+
+
+@contextlib.contextmanager
+def _hold(session: Session, live: Live) -> Iterator[tuple[int, push.LeaseKeeper]]:
+    """Holds the target for a trial: renews the lease of a pushed variant, or takes one on the baseline.
+
+    Yields:
+        The id of the deployment under which the trial runs, and the keeper of its lease.
+    """
+    assert live.digest is not None
+    if not live.is_clean and live.nonce is not None:
+        opened = session.store.open_deployments(session.target.name)
+        with push.LeaseKeeper(session.remote, session.target, nonce=live.nonce, ttl_s=PUSH_TTL_S) as keeper:
+            yield opened[0].id, keeper
+        return
+    nonce = push.new_nonce()
+    hold_id = session.store.begin_deployment(
+        target=session.target.name,
+        host=session.target.host,
+        variant=BASELINE,
+        digest=live.digest,
+        previous_digest=live.digest,
+        nonce=nonce,
+        holder=holder(),
+    )
+    try:
+        push.lock(
+            session.remote,
+            session.target,
+            nonce=nonce,
+            ttl_s=TRIAL_TTL_S,
+            holder=holder(),
+            on_restore=serve.restore_script(session.engine, session.remote.scratch_dir()),
+        )
+        with push.LeaseKeeper(session.remote, session.target, nonce=nonce, ttl_s=TRIAL_TTL_S) as keeper:
+            yield hold_id, keeper
+    finally:
+        with shielded("giving the lease back"):
+            with contextlib.suppress(LeaseLostError):
+                push.unlock(session.remote, session.target, nonce=nonce)
+            session.store.end_deployment(hold_id, "reverted")
+
+
+def _serve_and_load(
+    session: Session,
+    live: Live,
+    started: Trial,
+    workload: Workload,
+    concurrencies: Sequence[int],
+    keeper: push.LeaseKeeper,
+    on_load: LoadWatch | None,
+) -> None:
+    started.service = _start_proved(session, live, started.trial_id)
+    for concurrency in concurrencies:
+        load = _load(session, started, workload, concurrency, keeper, on_load)
+        started.loads.append(load)
+        session.store.record_load(started.trial_id, load)
+        _refuse_dead_engine(session, started)
+    reasons = _contamination(session, live, started)
+    started.reasons = tuple(reasons)
+    started.status = "contaminated" if reasons else "ok"
+
+
+def _start_proved(session: Session, live: Live, trial_id: int) -> Service:
+    """Restart → ready → prove. No number is stored before this returns."""
+    engine, remote = session.engine, session.remote
+    assert live.digest is not None
+    if serve.running(remote, engine) is not None:
+        session.say("stop", f"stopping {engine.name} to restart it")
+        serve.stop(remote, engine)
+    provenance.remove_stale_bytecode(remote, session.target, engine)
+    cache_dir = provenance.triton_cache_dir(remote.scratch_dir(), session.target, live.digest)
+    session.say("start", f"starting {engine.name} on {live.name} {short(live.digest)}")
+    process = serve.start(remote, engine, deployed_digest=live.digest, env={"TRITON_CACHE_DIR": cache_dir})
+    ready_after_s = serve.wait_ready(
+        remote,
+        engine,
+        process,
+        on_wait=lambda seconds: session.report(
+            Progress("ready", f"waiting for {engine.ready_path}", elapsed_s=seconds)
+        ),
+    )
+    session.say("prove", "proving what was loaded")
+    expected = {name: digest for name, digest in live.by_file.items() if digest is not None}
+    proof = provenance.prove_loaded(remote, engine, session.target, process, expected)
+    provenance.require(proof)
+    environment = provenance.environment(remote, engine, process)
+    service = Service(process, engine.base_url, proof, environment, ready_after_s)
+    session.store.record_service(trial_id, service)
+    return service
+
+
+def _load(
+    session: Session,
+    started: Trial,
+    workload: Workload,
+    concurrency: int,
+    keeper: push.LeaseKeeper,
+    on_load: LoadWatch | None,
+) -> LoadResult:
+    run_dir = f"{session.remote.scratch_dir()}/runs/{session.target.name}-{started.trial_id}-c{concurrency}"
+    session.say("load", f"concurrency {concurrency}")
+
+    def refuse_lost_lease() -> None:
+        if keeper.lost is not None:
+            raise keeper.lost
+
+    return bench.run_load(
+        session.remote,
+        session.engine,
+        workload,
+        concurrency,
+        run_dir=run_dir,
+        on_progress=on_load,
+        check=refuse_lost_lease,
+    )
+
+
+def _refuse_dead_engine(session: Session, started: Trial) -> None:
+    assert started.service is not None
+    if serve.running(session.remote, session.engine) is None:
+        raise EngineDiedError(
+            f"{session.target.host}: {session.engine.name} (pid {started.service.process.pid}) died under load "
+            f"at concurrency {started.loads[-1].concurrency_cap}",
+            next_step="read its log below; the trial is stored as failed",
+            evidence=serve.log_tail(session.remote, started.service.process, 25),
+        )
+
+
+def _contamination(session: Session, live: Live, started: Trial) -> list[str]:
+    """Why these numbers do not belong to the digest that they were started on; empty when they do."""
+    assert started.service is not None
+    expected = {name: digest for name, digest in live.by_file.items() if digest is not None}
+    after = look(session, "bench-after", expected)
+    reasons = []
+    if after.digest != live.digest:
+        reasons.append(f"the live file changed under load: {short(live.digest)} before, {short(after.digest)} after")
+    now = serve.running(session.remote, session.engine)
+    before = started.service.process
+    if now is None or (now.pid, now.start_ticks) != (before.pid, before.start_ticks):
+        reasons.append(
+            f"the engine was restarted under load: pid {before.pid} before, {now.pid if now else 'none'} after"
+        )
+    return reasons
+
+
+def _end_trial(session: Session, live: Live, started: Trial) -> None:
+    kernels = None
+    if started.service is not None:
+        with contextlib.suppress(OrchError):  # evidence only: its absence is stored as not measured
+            cache_dir = provenance.triton_cache_dir(session.remote.scratch_dir(), session.target, started.digest)
+            kernels = provenance.triton_kernels(
+                session.remote, session.engine, started.service.process, session.target.kernel, cache_dir
+            )
+    session.store.end_trial(
+        started.trial_id, started.status, reasons=started.reasons, digest_after=live.digest, triton_kernels=kernels
+    )

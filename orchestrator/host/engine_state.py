@@ -1,0 +1,173 @@
+"""What orch remembers of an engine that it started on this host, and which live processes belong to it.
+
+``process.json`` (written at a start) and ``members.json`` (every process seen since) lie in the engine's state folder.
+A process belongs to the engine when one of these holds:
+
+- it is the recorded leader: same pid, same start;
+- it was seen before: same pid, same start;
+- it is in the leader's session or process group;
+- its environment carries the mark that the engine was started with (a daemon keeps it whatever session it makes);
+- it descends from one of those.
+
+Nothing is ever taken for the engine's by its pid alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from typing import Any, Dict, Iterable, List, Optional, Set, Tuple
+
+from . import masking, process_table
+from .process_table import Process
+
+MARK = "ORCH_ENGINE"
+RECORD_NAME = "process.json"
+MEMBERS_NAME = "members.json"
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+Record = Dict[str, Any]
+
+
+def boot_id() -> Optional[str]:
+    """What changes with every boot; None where the host does not tell."""
+    try:
+        with open(_BOOT_ID) as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def read_record(state_dir: str) -> Optional[Record]:
+    """The record of the last start; None when there was none, or the host has booted since."""
+    record: Optional[Record] = _read_json(state_dir, RECORD_NAME)
+    if record is None or record["boot_id"] != boot_id():
+        return None
+    return record
+
+
+def write_record(state_dir: str, record: Record) -> None:
+    """Replaces the record atomically."""
+    _write_json(state_dir, RECORD_NAME, record)
+
+
+def forget_members(state_dir: str) -> None:
+    """Before a new start: what was seen of the last one no longer counts."""
+    _write_json(state_dir, MEMBERS_NAME, [])
+
+
+def _read_json(state_dir: str, name: str) -> Any:
+    try:
+        with open(os.path.join(state_dir, name)) as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
+
+
+def _write_json(state_dir: str, name: str, content: Any) -> None:
+    os.makedirs(state_dir, mode=0o700, exist_ok=True)
+    descriptor, path = tempfile.mkstemp(dir=state_dir, prefix=name + ".")
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
+    os.replace(path, os.path.join(state_dir, name))
+
+
+def leader(record: Record, table: Iterable[Process]) -> Optional[Process]:
+    """The engine's leader, when it is alive."""
+    for one in table:
+        if record["pid"] is None:  # a start that was cut off before it could write down its pid
+            if one.session == one.pid and _is_marked(one.pid, record["mark"]):
+                return one
+        elif one.pid == record["pid"] and one.start == record["start"]:
+            return one
+    return None
+
+
+def members(state_dir: str, record: Record, table: List[Process]) -> List[Process]:
+    """Every live process of the engine, the leader first, then by age; also written down for later.
+
+    Written down, because a process that made its own session can be told by its ancestry only while its parent lives.
+    """
+    seen = {(pid, start) for pid, start in _read_json(state_dir, MEMBERS_NAME) or []}
+    excluded = process_table.ancestors_of_self(table)
+    candidates = [one for one in table if one.pid not in excluded]
+    found = {one.pid: one for one in _by_identity(record, candidates, seen)}
+    while True:
+        children = [one for one in candidates if one.parent in found and one.pid not in found]
+        if not children:
+            break
+        found.update((one.pid, one) for one in children)
+    now = {(one.pid, one.start) for one in found.values()}
+    if now != seen:
+        _write_json(state_dir, MEMBERS_NAME, sorted(now))
+    first = leader(record, candidates)
+    return sorted(found.values(), key=lambda one: (one != first, one.started_s, one.pid))
+
+
+def _by_identity(record: Record, candidates: List[Process], seen: Set[Tuple[int, str]]) -> List[Process]:
+    """Those that need no ancestor to be told by."""
+    namesake = next((one for one in candidates if one.pid == record["pid"]), None)
+    is_reused = namesake is not None and namesake.start != record["start"]
+    return [
+        one
+        for one in candidates
+        if (one.pid, one.start) in seen
+        or (one.pid == record["pid"] and one.start == record["start"])
+        or (not is_reused and _is_grouped(one, record) and _may_be_ours(one, record, namesake is not None))
+        or _is_marked(one.pid, record["mark"])
+    ]
+
+
+def _is_grouped(one: Process, record: Record) -> bool:
+    return record["pid"] is not None and record["pid"] in (one.session, one.group)
+
+
+def _may_be_ours(one: Process, record: Record, is_leader_alive: bool) -> bool:
+    """Whether a process in the leader's group is ours.
+
+    With the leader alive it is. With the leader gone, its number can have gone to a stranger who led a session and
+    ended too: then the environment decides, unless the program has overwritten it.
+    """
+    if is_leader_alive:
+        return True
+    environment = process_table.environment_of(one.pid)
+    return environment is None or "PATH" not in environment or _is_marked(one.pid, record["mark"])
+
+
+def _is_marked(pid: int, mark: str) -> bool:
+    """Whether a process was started with the engine's mark, in this start or an earlier one of the same engine."""
+    environment = process_table.environment_of(pid) or {}
+    return environment.get(MARK, "").rpartition("#")[0] == mark.rpartition("#")[0]
+
+
+def describe_listeners(port: int, ours: Iterable[int]) -> List[Dict[str, Any]]:
+    """Who listens on a port, for people: pid, command line without secrets, and whether it is the engine's."""
+    own = set(ours)
+    described = []
+    for listener in process_table.listeners(port, likely=own):
+        pid = next((pid for pid in listener.pids if pid in own), listener.pids[0] if listener.pids else None)
+        described.append({"pid": pid, "command": command_of(pid), "is_ours": pid in own})
+    return described
+
+
+def command_of(pid: Optional[int]) -> Optional[str]:
+    """The command line of a process for people: masked and bounded; None when it cannot be seen."""
+    arguments = process_table.arguments_of(pid) if pid is not None else []
+    if not arguments:
+        return None
+    text = " ".join(masking.mask_arguments(arguments))
+    return text.encode("utf-8", "backslashreplace").decode()[: process_table.MAX_COMMAND_LENGTH]
+
+
+def log_tail(path: str, n_lines: int, max_bytes: int = 1 << 16) -> List[str]:
+    """The last lines of a log; none when it does not exist."""
+    try:
+        with open(path, "rb") as file:
+            size_bytes = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size_bytes - max_bytes))
+            content = file.read()
+    except OSError:
+        return []
+    return content.decode("utf-8", "backslashreplace").splitlines()[-n_lines:]

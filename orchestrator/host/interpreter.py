@@ -1,0 +1,155 @@
+"""How the engine's Python was really started: its flags, its environment, the first entry of its ``sys.path``.
+
+Read from the running process, for a launcher script may have set what the inventory does not know. Questions that
+depend on them (where does a module come from?) are then put to a second interpreter that is started the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from . import process_table
+from .process_table import Process
+
+TIMEOUT_S = 60.0
+_PYTHON_NAME = re.compile(r"^(python|pypy)[\d.]*$")
+
+
+class Interpreter(NamedTuple):
+    """How to start an interpreter like the engine's.
+
+    Attributes:
+        pid: the process that this was read from; None when no process of the engine runs Python.
+        exe: that process's program file, by device and inode.
+        flags: options before the program (``-O``, ``-X …``, ``-I``).
+        first_path: what Python puts first on ``sys.path`` for that program, unless told not to.
+    """
+
+    python: str
+    pid: Optional[int]
+    exe: Optional[Tuple[int, int]]
+    flags: List[str]
+    first_path: str
+    environment: Dict[str, str]
+    cwd: str
+
+
+def of_engine(request: Dict[str, Any], alive: Sequence[Process]) -> Interpreter:
+    """The interpreter of the engine's first process that runs Python; without one, what the inventory says.
+
+    Args:
+        request: ``python``, ``command``, ``cwd``, ``env`` of the inventory.
+        alive: the engine's processes, the leader first.
+    """
+    configured = dict(os.environ)
+    configured.update(request["env"])
+    pid = next((one.pid for one in alive if _runs_python(one.pid)), None)
+    arguments = process_table.arguments_of(pid) if pid is not None else []
+    environment = (process_table.environment_of(pid) if pid is not None else None) or configured
+    if not arguments or not _is_python(arguments[0]):  # no such process, or it renamed itself
+        arguments = _with_interpreter(request["command"], environment, request["python"])
+    cwd = _cwd_of(pid) or request["cwd"]
+    flags, kind, program = split(arguments)
+    first_path = cwd
+    if kind == "script":
+        script = os.path.realpath(os.path.join(cwd, program))
+        first_path = os.path.dirname(script) if os.path.isfile(script) else script
+    return Interpreter(request["python"], pid, exe_of(pid), flags, first_path, environment, cwd)
+
+
+def _is_python(program: str) -> bool:
+    return bool(_PYTHON_NAME.match(os.path.basename(program)))
+
+
+def _runs_python(pid: int) -> bool:
+    try:
+        return _is_python(os.readlink("/proc/%d/exe" % pid).replace(" (deleted)", ""))
+    except OSError:
+        arguments = process_table.arguments_of(pid)
+        return bool(arguments) and _is_python(arguments[0].lower())
+
+
+def exe_of(pid: Optional[int]) -> Optional[Tuple[int, int]]:
+    """Device and inode of a process's program file; None when it cannot be read."""
+    try:
+        found = os.stat("/proc/%d/exe" % pid) if pid is not None else None
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if found else None
+
+
+def _cwd_of(pid: Optional[int]) -> Optional[str]:
+    """Where a process is now: a launcher may have gone elsewhere than the inventory says."""
+    try:
+        folder = os.readlink("/proc/%d/cwd" % pid) if pid is not None else None
+    except OSError:
+        return None
+    return folder if folder and os.path.isdir(folder) else None
+
+
+def _with_interpreter(command: Sequence[str], environment: Dict[str, str], python: str) -> List[str]:
+    """A command as the kernel will run it: a script with a Python first line becomes ``python script …``."""
+    if _is_python(command[0]):
+        return list(command)
+    program = shutil.which(command[0], path=environment.get("PATH")) or command[0]
+    try:
+        with open(program, "rb") as file:
+            first_line = file.readline(200)
+    except OSError:
+        first_line = b""
+    if first_line.startswith(b"#!") and b"python" in first_line:
+        return [python, program, *command[1:]]
+    return [python, "-m", "unknown"]
+
+
+def split(arguments: Sequence[str]) -> Tuple[List[str], str, str]:
+    """Splits a Python command line into its flags, the kind of program (module, command, script), and the program."""
+    flags: List[str] = []
+    rest = list(arguments[1:])
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-") or word == "-":
+            return flags, "command" if word == "-" else "script", word
+        if word.startswith("--"):
+            flags += [word, rest.pop(0)] if word == "--check-hash-based-pycs" and rest else [word]
+            continue
+        found = re.match(r"-([^mcWX]*)([mcWX]?)(.*)", word, re.DOTALL)
+        assert found  # every word that starts with a dash matches
+        plain, letter, value = found.groups()
+        flags += ["-" + plain] if plain else []
+        value = value or (rest.pop(0) if letter and rest else "")
+        if letter in ("W", "X"):
+            flags += ["-" + letter, value]
+        elif letter:
+            return flags, "module" if letter == "m" else "command", value
+    return flags, "command", ""
+
+
+def ask(interpreter: Interpreter, request: Dict[str, Any], question: Dict[str, Any]) -> Any:
+    """Runs the bundle's inner program in an interpreter started like the engine's; what it answers, or an error text.
+
+    Start-up files (``.pth``, ``sitecustomize``) run as they do in the engine, so they may print: the last line counts.
+    """
+    payload = json.dumps({"sources": request["inner_sources"], "request": question})
+    try:
+        done = subprocess.run(
+            [interpreter.python, *interpreter.flags, "-c", request["bootstrap"]],
+            input=payload.encode("ascii"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=interpreter.cwd,
+            env=interpreter.environment,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        return {"error": str(exc)}
+    if done.returncode:
+        last = done.stderr.decode("utf-8", "backslashreplace").strip().splitlines()[-1:]
+        return {"error": "exit code %d: %s" % (done.returncode, "".join(last))}
+    return json.loads(done.stdout.splitlines()[-1].decode("ascii"))

@@ -1,0 +1,320 @@
+"""From the plain values of a YAML tree to an ``Inventory``: shorter forms, references, paths, and every refusal.
+
+Collects all that is wrong before it refuses. Reads no file: whether a key file exists is ``orch doctor``'s question.
+"""
+
+from __future__ import annotations
+
+import keyword
+import posixpath
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from orchestrator.inventory.problems import Problem, nearest, shown
+from orchestrator.inventory.shapes import (
+    NAME_PATTERN,
+    SECTIONS,
+    TOP_LEVEL_KEYS,
+    VERSION,
+    FileEntry,
+    Section,
+    TargetEntry,
+    allowed_keys,
+    fit,
+)
+from orchestrator.inventory.yaml_tree import KeyPath, Tree, dotted
+from orchestrator.records import Engine, Host, Inventory, Target, TargetFile, Workload
+
+RESERVED_FILE_NAME = "variant.json"
+"""The workspace keeps its own record under this name beside a variant's files."""
+
+_SSH_ONLY = ("connect_timeout_s", "identity", "jump", "known_hosts", "port", "ssh", "ssh_config", "user")
+
+
+@dataclass(slots=True)
+class _Desk:
+    """The tree under work, and what was found wrong in it so far."""
+
+    tree: Tree
+    folder: Path
+    problems: list[Problem] = field(default_factory=list)
+
+    def complain(self, path: KeyPath, text: str) -> None:
+        self.problems.append(Problem(self.tree.line_of(path), dotted(path), text))
+
+
+def build(tree: Tree, path: Path) -> tuple[Inventory | None, list[Problem]]:
+    """Makes the inventory, or the list of everything that is wrong with it.
+
+    Args:
+        tree: a parsed document without problems of its own.
+        path: of inventory.yaml; local paths in it are relative to its folder.
+    """
+    desk = _Desk(tree, path.absolute().parent)
+    sections = _sections(desk)
+    if desk.problems:
+        return None, desk.problems
+    hosts = {name: _host(desk, record) for name, record in _fitted(desk, "hosts", sections)}
+    engines = dict(_fitted(desk, "engines", sections))
+    workloads: dict[str, Workload] = dict(_fitted(desk, "workloads", sections))
+    for engine in engines.values():
+        _check_engine(desk, engine)
+    known: dict[str, Sequence[str]] = {"host": list(sections["hosts"]), "engine": list(sections["engines"])}
+    targets: dict[str, Target] = {}
+    for name, entry in _fitted(desk, "targets", sections):
+        target = _target(desk, name, entry, known)
+        if target is not None:
+            targets[name] = target
+    if desk.problems:
+        return None, desk.problems
+    return Inventory(path=str(path), hosts=hosts, targets=targets, engines=engines, workloads=workloads), []
+
+
+# ---- the document and its sections
+
+
+def _sections(desk: _Desk) -> dict[Section, dict[str, Any]]:
+    root = desk.tree.root
+    found: dict[Section, dict[str, Any]] = {section: {} for section in SECTIONS}
+    if not isinstance(root, dict):
+        desk.complain((), f"wanted the keys {', '.join(TOP_LEVEL_KEYS)}, found {shown(root)}")
+        return found
+    for key in root:
+        if key not in TOP_LEVEL_KEYS:
+            allowed = sorted(TOP_LEVEL_KEYS)
+            desk.complain((key,), f"unknown key; allowed: {', '.join(allowed)}{nearest(key, allowed)}")
+    version = root.get("version", VERSION)
+    if version != VERSION or isinstance(version, bool):
+        desk.complain(("version",), f"wanted {VERSION}, found {shown(version)}")
+    for section in SECTIONS:
+        found[section] = _section(desk, section, root.get(section))
+    if not desk.problems and not found["hosts"]:
+        desk.complain(("hosts",), "wanted at least one host")
+    return found
+
+
+def _section(desk: _Desk, section: Section, value: object) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        desk.complain((section,), f"wanted a mapping of names to {section}, found {shown(value)}")
+        return {}
+    for name in value:
+        if not re.fullmatch(NAME_PATTERN[1:-1], name):
+            desk.complain(
+                (section, name), "wanted a name of letters, digits, '.', '_' and '-' (a letter or digit first)"
+            )
+    return value
+
+
+def _fitted(desk: _Desk, section: Section, sections: Mapping[Section, dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Every entry of a section that fits its shape; the others are complained about."""
+    for name, value in sections[section].items():
+        path = (section, name)
+        fields = {} if value is None else value
+        if not isinstance(fields, dict):
+            desk.complain(
+                path, f"wanted a mapping with the keys {', '.join(allowed_keys(section))}, found {shown(value)}"
+            )
+            continue
+        n_before = len(desk.problems)
+        fields = _longhand(desk, section, path, fields)
+        record, misfits = fit(section, name, fields)
+        refused = {misfit.path[:1] for misfit in misfits}
+        for misfit in misfits:
+            desk.complain((*path, *misfit.path), misfit.text)
+        _check_texts(desk, path, {key: entry for key, entry in fields.items() if (key,) not in refused})
+        if record is not None and len(desk.problems) == n_before:
+            yield name, record
+
+
+def _longhand(desk: _Desk, section: Section, path: KeyPath, fields: dict[str, Any]) -> dict[str, Any]:
+    """The entry with its shorter forms spelled out: command as a list, files as mappings, numbers in env as text."""
+    fields = dict(fields)
+    if "name" in fields:
+        allowed = allowed_keys(section)
+        desk.complain((*path, "name"), f"unknown key; the entry's own key is its name; allowed: {', '.join(allowed)}")
+        del fields["name"]
+    if section == "engines":
+        if isinstance(fields.get("command"), str):
+            fields["command"] = _split(desk, (*path, "command"), fields["command"])
+        if isinstance(fields.get("env"), dict):
+            fields["env"] = _environment(desk, (*path, "env"), fields["env"])
+    if section == "targets" and isinstance(fields.get("files"), list):
+        fields["files"] = [{"path": entry} if isinstance(entry, str) else entry for entry in fields["files"]]
+    return fields
+
+
+def _split(desk: _Desk, path: KeyPath, command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as exc:
+        desk.complain(path, f"cannot be split into arguments ({exc}); write it as a list")
+        return ["unsplittable"]
+
+
+def _environment(desk: _Desk, path: KeyPath, env: dict[str, Any]) -> dict[str, str]:
+    """Numbers become the text that was written; what could be meant in two ways is refused."""
+    texts = {}
+    for name, value in env.items():
+        here = (*path, name)
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            desk.complain(here, "wanted a variable name (letters, digits, '_'; no digit first)")
+        elif isinstance(value, bool) or value is None:
+            wanted = 'quote it ("1", "true" or "")'
+            desk.complain(here, f"wanted text, found {shown(value)}; engines read this differently: {wanted}")
+        elif isinstance(value, dict | list):
+            desk.complain(here, f"wanted text, found {shown(value)}")
+        else:
+            texts[name] = desk.tree.texts.get(here, str(value))
+    return texts
+
+
+def _check_texts(desk: _Desk, path: KeyPath, value: object) -> None:
+    """Refuses texts that nobody means: empty ones, and control characters that would travel into paths and commands."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            _check_texts(desk, (*path, key), entry)
+    elif isinstance(value, list):
+        for i, entry in enumerate(value):
+            _check_texts(desk, (*path, i), entry)
+    elif isinstance(value, str):
+        is_free_text = "env" in path or "command" in path
+        if not value and not is_free_text:
+            desk.complain(path, "is empty; leave the key out or give it a value")
+        elif "\0" in value or (not is_free_text and any(ord(character) < 32 for character in value)):
+            desk.complain(path, f"holds a control character: {shown(value)}")
+
+
+# ---- hosts
+
+
+def _host(desk: _Desk, host: Host) -> Host:
+    path = ("hosts", host.name)
+    given = desk.tree.root["hosts"][host.name] or {}
+    if host.transport == "local":
+        for key in _SSH_ONLY:
+            if key in given:
+                desk.complain((*path, key), "has no meaning with transport: local; leave it out")
+    for key in ("ssh", "user", "jump"):
+        if (getattr(host, key) or "").startswith("-"):
+            desk.complain((*path, key), f"may not begin with '-', found {shown(getattr(host, key))}")
+    _check_absolute(desk, (*path, "scratch_dir"), host.scratch_dir)
+    return replace(
+        host,
+        identity=_local_path(desk, host.identity),
+        known_hosts=_local_path(desk, host.known_hosts),
+        ssh_config=_local_path(desk, host.ssh_config),
+    )
+
+
+def _local_path(desk: _Desk, text: str | None) -> str | None:
+    """A path on this machine: ``~`` expanded, relative to the inventory's folder."""
+    return None if text is None else str(desk.folder / Path(text).expanduser())
+
+
+def _check_absolute(desk: _Desk, path: KeyPath, text: str | None) -> None:
+    if text is None or (text.startswith("/") and posixpath.normpath(text) == text and not text.startswith("//")):
+        return
+    why = "'~' is not expanded on a host" if text.startswith("~") else "an absolute path without '..', '.' or '//'"
+    desk.complain(path, f"wanted a path on the host from '/' ({why}), found {shown(text)}")
+
+
+# ---- engines
+
+
+def _check_engine(desk: _Desk, engine: Engine) -> None:
+    path = ("engines", engine.name)
+    for key in ("python", "cwd", "log"):
+        _check_absolute(desk, (*path, key), getattr(engine, key))
+    for key in ("ready_path", "loaded_path", "cache_flush_path"):
+        value = getattr(engine, key)
+        if value is not None and not value.startswith("/"):
+            desk.complain((*path, key), f"wanted a path below base_url that begins with '/', found {shown(value)}")
+    if not _is_base_url(engine.base_url):
+        desk.complain(
+            (*path, "base_url"), f"wanted http://ADDRESS:PORT and nothing after it, found {shown(engine.base_url)}"
+        )
+    if not engine.command[0]:
+        desk.complain((*path, "command"), "the first argument, the program, is empty")
+
+
+def _is_base_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    is_web = parts.scheme in {"http", "https"} and bool(parts.hostname) and has_port
+    return is_web and not (parts.path or parts.query or parts.fragment or "@" in parts.netloc or " " in text)
+
+
+# ---- targets
+
+
+def _target(desk: _Desk, name: str, entry: TargetEntry, known: Mapping[str, Sequence[str]]) -> Target | None:
+    path = ("targets", name)
+    n_before = len(desk.problems)
+    host = _reference(desk, path, "host", entry.host, known["host"])
+    engine = _reference(desk, path, "engine", entry.engine, known["engine"])
+    if not _is_identifier(entry.kernel):
+        desk.complain((*path, "kernel"), f"wanted the name of a Python function, found {shown(entry.kernel)}")
+    files = _target_files(desk, path, entry)
+    if len(desk.problems) > n_before:
+        return None
+    return Target(name=name, host=host, engine=engine, files=files, kernel=entry.kernel)
+
+
+def _reference(desk: _Desk, path: KeyPath, key: str, name: str | None, known: Sequence[str]) -> str:
+    """The name that a target refers to; the only one where it names none."""
+    if name in known:
+        return str(name)
+    listed = f"{key}s here: {', '.join(known) or 'none'}"
+    if name is not None:
+        desk.complain((*path, key), f"no {key} {shown(name)}; {listed}{nearest(name, known)}")
+    elif len(known) != 1:
+        desk.complain((*path, key), f"missing; {listed}")
+    return known[0] if known else ""
+
+
+def _target_files(desk: _Desk, path: KeyPath, entry: TargetEntry) -> tuple[TargetFile, ...]:
+    entries = list(entry.files)
+    if entry.module is not None:
+        if entries[0].module is not None:
+            desk.complain((*path, "module"), "given here and with the first file; leave one out")
+        entries[0] = FileEntry(path=entries[0].path, module=entry.module)
+    for i, file in enumerate(entries):
+        here = (*path, "files", i)
+        _check_absolute(desk, here, file.path)
+        if file.path == "/":
+            desk.complain(here, "wanted a file, found the root folder")
+        if file.module is not None and not all(_is_identifier(part) for part in file.module.split(".")):
+            desk.complain(path, f"wanted a dotted module name such as sglang.srt.layers.x, found {shown(file.module)}")
+        if file.path in [other.path for other in entries[:i]]:
+            desk.complain(here, f"{shown(file.path)} is given twice")
+    paths = [file.path for file in entries]
+    files = tuple(
+        TargetFile(path=file.path, name=name, module=file.module)
+        for file, name in zip(entries, _names_in_workspace(paths), strict=True)
+    )
+    for i, named in enumerate(files):
+        if named.name == RESERVED_FILE_NAME:
+            desk.complain((*path, "files", i), f"a target's file may not be called {RESERVED_FILE_NAME}")
+    return files
+
+
+def _names_in_workspace(paths: Sequence[str]) -> list[str]:
+    """Each path relative to the folder that all share; paths that are wrong are reported elsewhere."""
+    if not all(path.startswith("/") for path in paths):
+        return [posixpath.basename(path) for path in paths]
+    shared = posixpath.commonpath([posixpath.dirname(path) for path in paths])
+    return [posixpath.relpath(path, shared) for path in paths]
+
+
+def _is_identifier(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)

@@ -1,0 +1,1 @@
+"""Tests of orch; a package, so that they can share tests/support."""

@@ -1,0 +1,137 @@
+"""The engine's inner parts that HTTP cannot show: the recorded import, and that prefill and decode agree."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import numpy as np  # noqa: E402
+
+from kernel import sparse_mla_decode  # noqa: E402
+from kernel.engine.graphs import buckets_up_to  # noqa: E402
+from kernel.engine.loading import load_module  # noqa: E402
+from kernel.engine.options import EngineOptions  # noqa: E402
+from kernel.engine.runner import DecodeInputs, Runner  # noqa: E402
+from kernel.engine.scheduler import Chunk, Sequence  # noqa: E402
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def module_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module ``lone_kernel`` on sys.path, gone again afterwards."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "lone_kernel", raising=False)
+    importlib.invalidate_caches()
+    path = tmp_path / "lone_kernel.py"
+    path.write_text("def kernel():\n    return 'first'\n")
+    yield path
+    sys.modules.pop("lone_kernel", None)
+
+
+def test_code_digest_and_source_come_from_the_same_bytes(module_file: Path) -> None:
+    """After the file changes, the digest, the code and the text that triton would compile are still the old ones."""
+    content = module_file.read_bytes()
+    loaded = load_module("lone_kernel")
+    module_file.write_text("def kernel():\n    return 'second, and longer'\n")
+    assert loaded.digest == "sha256:" + hashlib.sha256(content).hexdigest()
+    assert loaded.module.kernel() == "first"
+    assert "first" in inspect.getsource(loaded.module.kernel)
+
+
+def test_no_stale_bytecode(module_file: Path) -> None:
+    """A cached .pyc that matches size and time is not used: what runs is what is hashed."""
+    import os
+    import py_compile
+
+    module_file.write_text("def kernel():\n    return 'stale'\n")
+    os.utime(module_file, (1_000_000_000, 1_000_000_000))
+    py_compile.compile(str(module_file))
+    module_file.write_text("def kernel():\n    return 'fresh'\n")
+    os.utime(module_file, (1_000_000_000, 1_000_000_000))
+    assert load_module("lone_kernel").module.kernel() == "fresh"
+
+
+def test_a_module_that_is_imported_already_is_refused(module_file: Path) -> None:
+    """Bytes that were read by somebody else cannot be vouched for."""
+    importlib.import_module("lone_kernel")
+    with pytest.raises(ImportError, match="before its bytes"):
+        load_module("lone_kernel")
+
+
+def test_a_module_that_raises_is_not_left_behind(module_file: Path) -> None:
+    """An import that fails leaves no half-made module."""
+    module_file.write_text("raise RuntimeError('no')\n")
+    with pytest.raises(RuntimeError, match="no"):
+        load_module("lone_kernel")
+    assert "lone_kernel" not in sys.modules
+
+
+@pytest.mark.parametrize("topk", [8, 512])
+def test_decode_continues_what_prefill_began(topk: int) -> None:
+    """Token by token through the kernel gives the next tokens that one long prompt gives, with a short window too."""
+    options = EngineOptions(port=1, layers=2, hidden=128, heads=8, n_pages=16, page_size=16, topk=topk, device="cpu")
+    runner = Runner(options, sparse_mla_decode)
+    tokens = [(37 * n) % 4096 for n in range(40)]
+    places = np.arange(16, 16 + 64, dtype=np.int32)
+    stepped = Sequence(prompt=tokens[:20], max_tokens=30, ignore_eos=True, places=places)
+    runner.prefill([Chunk(sequence=stepped, begin=0, end=20)])
+    next_tokens = []
+    for token in tokens[20:]:
+        stepped.output.append(token)
+        next_tokens += runner.decode([stepped])
+    whole = Sequence(prompt=tokens, max_tokens=1, ignore_eos=True, places=places + 80)
+    expected = [
+        runner.prefill([Chunk(sequence=whole, begin=begin, end=end)])[0]
+        for begin, end in zip((0, *range(21, 40)), range(21, 41), strict=True)
+    ]
+    assert next_tokens == expected
+    assert len(set(expected)) > 5
+
+
+def test_unused_rows_are_padding() -> None:
+    """A step of fewer sequences than rows leaves no trace of the step before in the rest."""
+    inputs = DecodeInputs.zeros(4, 8)
+    sequences = [
+        Sequence(prompt=[5, 6], max_tokens=4, ignore_eos=True, places=np.arange(64, 70, dtype=np.int32), output=[9])
+        for _ in range(4)
+    ]
+    inputs.fill(sequences, 8)
+    inputs.fill(sequences[:1], 8)
+    assert inputs.tokens_B.tolist() == [9, 0, 0, 0]
+    assert inputs.places_B.tolist() == [66, 0, 0, 0]
+    assert inputs.lengths_B.tolist() == [3, 0, 0, 0]
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, 8, 96, 128])
+def test_buckets_cover_every_batch(max_batch: int) -> None:
+    """Each batch size up to the limit has a bucket, and none is over the limit."""
+    buckets = buckets_up_to(max_batch)
+    assert buckets == sorted(set(buckets))
+    assert buckets[-1] == max_batch
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_graphs_give_the_tokens_of_the_plain_step() -> None:
+    """A replayed CUDA graph, padded to its bucket, gives the tokens that the same step gives without a graph."""
+    options = EngineOptions(port=1, layers=2, n_pages=64, max_batch=4, device="cuda")
+    runner = Runner(options, sparse_mla_decode)
+    runner.warm_up()
+    sequences = []
+    for number in range(3):
+        places = np.arange(64 * (2 * number + 1), 64 * (2 * number + 3), dtype=np.int32)
+        sequence = Sequence(prompt=[11 * number + n for n in range(50)], max_tokens=9, ignore_eos=True, places=places)
+        sequence.output += runner.prefill([Chunk(sequence=sequence, begin=0, end=50)])
+        sequences.append(sequence)
+    host, device = DecodeInputs.zeros(3, options.topk), DecodeInputs.zeros(3, options.topk, device="cuda")
+    host.fill(sequences, options.topk)
+    for name in DecodeInputs.__dataclass_fields__:
+        getattr(device, name).copy_(getattr(host, name))
+    assert runner.decode(sequences) == runner.decode_step(device).tolist()

@@ -1,0 +1,357 @@
+"""The kernel file: right on every case by every path that a machine has, and compilable where there is no GPU."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from kernel import check, kv_pool  # noqa: E402
+from kernel import sparse_mla_decode as subject  # noqa: E402
+from kernel.cases import CASES, Case, make_inputs  # noqa: E402
+
+pytestmark = pytest.mark.kernel
+ROOT = Path(__file__).parents[2]
+SHARED_LIMIT_BYTES = {90: 232_448, 120: 101_376}
+needs_triton = pytest.mark.skipif(not subject.HAVE_TRITON, reason="triton is not installed")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def config_of(block_t: int) -> Any:
+    """A config with this tile."""
+    return subject.triton.Config({"BLOCK_T": block_t}, num_warps=4, num_stages=2)
+
+
+def decode(inputs, **other: Any):
+    """One call with a case's inputs."""
+    pool, indices, page_size, lengths = inputs.pools[0]
+    return subject.sparse_mla_decode(
+        inputs.q_B1HD,
+        pool,
+        indices,
+        page_size=page_size,
+        topk_length_B=lengths,
+        attention_sink_H=inputs.attention_sink_H,
+        **other,
+    )
+
+
+def run_check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``python -m kernel.check`` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "kernel.check", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_torch_path_agrees_with_the_reference(case: Case) -> None:
+    """On a CPU, out and lse are those of the float64 reference, NaN and infinities at the same places."""
+    inputs = make_inputs(case, seed=1)
+    out, lse = check._run(subject, inputs, None)
+    problem, _, _ = check.compare(out, lse, inputs)
+    assert problem is None
+
+
+def test_block_t_does_not_change_the_result() -> None:
+    """Any tile gives the same output within rounding: a tile is a choice of speed alone."""
+    inputs = make_inputs(Case(name="", topk=200, missing="some", sink="random", lengths=(150, 200)), seed=2)
+    results = [decode(inputs, config=config_of(block_t)) for block_t in (1, 16, 64, 1024)]
+    for out, lse in results[1:]:
+        assert torch.allclose(out.float(), results[0][0].float(), rtol=2**-7, atol=1e-6)
+        assert torch.allclose(lse, results[0][1], rtol=1e-6)
+
+
+def test_block_t_is_the_tile_of_the_torch_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """160 tokens are 10 tiles of 16, 5 of 32 and 3 of 64: the config decides how much work a tile is."""
+    tiles: list[int] = []
+    dequantised = subject._dequantised
+    monkeypatch.setattr(subject, "_dequantised", lambda *args: tiles.append(len(args[1])) or dequantised(*args))
+    inputs = make_inputs(Case(name="", n_rows=1, topk=160), seed=3)
+    for block_t, expected in ((16, [16] * 10), (32, [32] * 5), (64, [64, 64, 32])):
+        tiles.clear()
+        decode(inputs, config=config_of(block_t))
+        assert tiles == expected
+
+
+def test_without_a_config_the_first_of_the_list_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU nothing is tuned: the first config's tile runs, whatever stands behind it."""
+    tiles: list[int] = []
+    dequantised = subject._dequantised
+    monkeypatch.setattr(subject, "_dequantised", lambda *args: tiles.append(len(args[1])) or dequantised(*args))
+    monkeypatch.setattr(subject, "CONFIGS", [config_of(48), config_of(16)])
+    decode(make_inputs(Case(name="", n_rows=1, topk=96), seed=3))
+    assert tiles == [48, 48]
+
+
+def test_the_baseline_has_its_three_configs() -> None:
+    """The shipped list is the one that experiments start from."""
+    listed = [(config.kwargs["BLOCK_T"], config.num_warps, config.num_stages) for config in subject.CONFIGS]
+    assert listed == [(16, 4, 2), (32, 4, 2), (32, 8, 2)]
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    """A row alone gives the same bits as in a batch."""
+    inputs = make_inputs(Case(name="", n_rows=5, topk=96, missing="some"), seed=4)
+    out, lse = decode(inputs)
+    pool, indices, page_size, _ = inputs.pools[0]
+    alone, alone_lse = subject.sparse_mla_decode(inputs.q_B1HD[3:4], pool, indices[3:4], page_size=page_size)
+    assert torch.equal(alone[0], out[3])
+    assert torch.equal(alone_lse[0], lse[3])
+
+
+def test_no_rows() -> None:
+    """A batch of none gives outputs of none."""
+    pool = kv_pool.empty_pool(1, 64)
+    q, indices = torch.zeros(0, 1, 16, 512, dtype=torch.bfloat16), torch.zeros(0, 8, dtype=torch.int32)
+    out, lse = subject.sparse_mla_decode(q, pool, indices, page_size=64)
+    assert (out.shape, lse.shape) == ((0, 1, 16, 512), (0, 1, 16))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"q_B1HD": torch.zeros(2, 1, 16, 512)}, "q_B1HD"),
+        ({"kv_pool": torch.zeros(3, 100, dtype=torch.uint8)}, "kv_pool"),
+        ({"indices_BT": torch.zeros(2, 8, dtype=torch.int64)}, "indices_BT"),
+        ({"indices_BT": torch.zeros(3, 8, dtype=torch.int32)}, "indices_BT"),
+        ({"topk_length_B": torch.zeros(2)}, "topk_length_B"),
+        ({"attention_sink_H": torch.zeros(8)}, "attention_sink_H"),
+        ({"page_size": 0}, "page_size"),
+        ({"out_B1HD": torch.zeros(2, 1, 16, 512)}, "out_B1HD"),
+        ({"second_page_size": 64}, "second_"),
+    ],
+)
+def test_wrong_arguments_are_named(change: dict[str, Any], named: str) -> None:
+    """A wrong dtype, shape or half a second pool is refused with the argument's name."""
+    arguments: dict[str, Any] = {
+        "q_B1HD": torch.zeros(2, 1, 16, 512, dtype=torch.bfloat16),
+        "kv_pool": kv_pool.empty_pool(3, 64),
+        "indices_BT": torch.zeros(2, 8, dtype=torch.int32),
+        "page_size": 64,
+    }
+    with pytest.raises(ValueError, match=named):
+        subject.sparse_mla_decode(**{**arguments, **change})
+
+
+def test_layout_numbers_agree_with_the_pool() -> None:
+    """The kernel file carries its own copy of the layout; it is the pool's."""
+    for page_size in (1, 2, 64, 256):
+        assert subject.page_bytes_of(page_size) == kv_pool.page_bytes(page_size)
+        places = torch.tensor([0, 1, 5 * page_size, 7 * page_size - 1])
+        for mine, theirs in zip(subject._places(places, page_size), kv_pool.rows_of(places, page_size), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(("n_heads", "expected"), [(1, 16), (8, 16), (16, 16), (17, 32), (32, 32), (64, 32), (128, 32)])
+def test_block_h(n_heads: int, expected: int) -> None:
+    """A program's heads: a power of two, at least what tl.dot needs, at most 32."""
+    assert subject.block_h_of(n_heads) == expected
+
+
+def test_splits_fill_the_gpu_and_are_not_tiny() -> None:
+    """Few rows are split far, many rows not at all, short lists never below 32 tokens a slice."""
+    assert subject.n_splits_of(1, 1, 512, 132) == 16
+    assert subject.n_splits_of(64, 1, 512, 132) == 4
+    assert subject.n_splits_of(4096, 2, 512, 132) == 1
+    assert subject.n_splits_of(1, 1, 70, 132) == 2
+    assert subject.n_splits_of(1, 1, 1, 132) == 1
+
+
+def test_runs_where_triton_cannot_be_imported() -> None:
+    """Without triton the file imports, keeps its config list readable, and is right."""
+    program = """
+import sys
+class NoTriton:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "triton":
+            raise ModuleNotFoundError("No module named 'triton'", name="triton")
+sys.meta_path.insert(0, NoTriton())
+from kernel import cases, check, sparse_mla_decode
+assert not sparse_mla_decode.HAVE_TRITON
+assert [c.kwargs["BLOCK_T"] for c in sparse_mla_decode.CONFIGS] == [16, 32, 32]
+for case in cases.CASES:
+    if case.on_interpreter:
+        result = check._result(sparse_mla_decode, case, sparse_mla_decode.CONFIGS[0], "cpu", 1)
+        assert result.passed, result
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ---- check
+
+
+def test_check_finds_an_unmasked_value(tmp_path: Path) -> None:
+    """A kernel that reads a token for −1 is wrong, and the check says where, with exit 1."""
+    broken = tmp_path / "broken.py"
+    source = inspect.getsource(subject)
+    line = "tokens = tokens[tokens >= 0]"
+    assert line in source
+    broken.write_text(source.replace(line, "tokens = tokens.clamp_min(0)"))
+    done = run_check(str(broken), "--json")
+    verdict = json.loads(done.stdout)
+    assert (done.returncode, verdict["passed"], verdict["problem"]) == (1, False, None)
+    wrong = {result["name"] for result in verdict["results"] if not result["passed"]}
+    assert "-1 in between" in wrong
+    assert "plain" not in wrong
+
+
+def test_check_reports_a_file_that_does_not_import(tmp_path: Path) -> None:
+    """A syntax error is a verdict with the reason, not a traceback."""
+    broken = tmp_path / "broken.py"
+    broken.write_text("def sparse_mla_decode(:\n")
+    done = run_check(str(broken))
+    assert done.returncode == 1
+    assert "SyntaxError" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_check_refuses_a_missing_file(tmp_path: Path) -> None:
+    """A file that is not there is wrong use, exit 2."""
+    done = run_check(str(tmp_path / "absent.py"))
+    assert done.returncode == 2
+    assert "absent.py" in done.stderr
+
+
+def test_comparison_sees_what_was_never_written() -> None:
+    """NaN left in one number of the output fails, however small the rest of the error."""
+    inputs = make_inputs(CASES[0], seed=5)
+    out, lse = check._run(subject, inputs, None)
+    out[1, 0, 3, 77] = torch.nan
+    problem, _, _ = check.compare(out, lse, inputs)
+    assert problem is not None
+    assert "(1, 0, 3, 77)" in problem
+
+
+def test_comparison_sees_a_wrong_lse() -> None:
+    """An lse that is off by one part in ten thousand fails."""
+    inputs = make_inputs(CASES[0], seed=5)
+    out, lse = check._run(subject, inputs, None)
+    lse[0, 0, 0] *= 1.0001
+    problem, _, _ = check.compare(out, lse, inputs)
+    assert problem is not None
+    assert problem.startswith("lse")
+
+
+# ---- the Triton kernels
+
+
+@needs_triton
+def test_interpreted_kernels_agree_with_the_reference() -> None:
+    """The Triton kernels themselves, run by triton's interpreter, are right on every small case."""
+    done = run_check("--interpret", "--json")
+    verdict = json.loads(done.stdout)
+    assert verdict["path"] == "interpreter"
+    assert [result["problem"] for result in verdict["results"] if not result["passed"]] == []
+    assert done.returncode == 0
+    assert len(verdict["results"]) == sum(case.on_interpreter for case in CASES)
+
+
+def compiled_decode(arch: int, config: Any, block_h: int):
+    """The split kernel, compiled for ``arch`` without a GPU, as the launcher would specialise it."""
+    import triton
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = subject.sparse_mla_decode_kernel.fn
+    pointers = {
+        "q_ptr": "*bf16",
+        "nope_ptr": "*fp8e4nv",
+        "rope_ptr": "*bf16",
+        "scale_ptr": "*u8",
+        "indices_ptr": "*i32",
+        "length_ptr": "*i32",
+        "acc_ptr": "*fp32",
+        "max_sum_ptr": "*fp32",
+        "qk_scale": "fp32",
+    }
+    constants = {"HAS_LENGTH": True, "BLOCK_H": block_h, "COMPUTE": tl.bfloat16, **config.kwargs}
+    signature = {name: pointers.get(name, "constexpr" if name in constants else "i32") for name in kernel.arg_names}
+    odd = {"qk_scale", "n_splits", "first_split", "rows_bucket", *constants}
+    divisible = {
+        (position,): [["tt.divisibility", 16]] for position, name in enumerate(kernel.arg_names) if name not in odd
+    }
+    return triton.compile(
+        ASTSource(kernel, signature, constants, divisible),
+        target=GPUTarget("cuda", arch, 32),
+        options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+    )
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("arch", sorted(SHARED_LIMIT_BYTES))
+@pytest.mark.parametrize("number", range(3), ids=lambda number: f"config{number}")
+def test_compiles_without_a_gpu(
+    arch: int, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
+) -> None:
+    """Every config becomes a cubin for sm_90 and sm_120 and fits a block's shared memory at 16 heads."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compiled = compiled_decode(arch, subject.CONFIGS[number], block_h=16)
+    assert compiled.asm["cubin"][:4] == b"\x7fELF"
+    record_property("shared_bytes", compiled.metadata.shared)
+    assert 0 < compiled.metadata.shared <= SHARED_LIMIT_BYTES[arch]
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_largest_block_fits_the_smallest_chip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BLOCK_T 32 with 32 heads a program, the baseline's largest, fits sm_120's 99 KiB."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compiled = compiled_decode(120, subject.CONFIGS[2], block_h=32)
+    assert compiled.metadata.shared <= SHARED_LIMIT_BYTES[120]
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_merge_kernel_compiles_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The merge kernel becomes a cubin too, with and without a sink."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = subject.sparse_mla_merge_kernel
+    pointers = dict.fromkeys(("acc_ptr", "max_sum_ptr", "sink_ptr", "lse_ptr"), "*fp32") | {"out_ptr": "*bf16"}
+    for has_sink in (False, True):
+        constants = {"HAS_SINK": has_sink}
+        signature = {name: pointers.get(name, "constexpr" if name in constants else "i32") for name in kernel.arg_names}
+        compiled = triton.compile(ASTSource(kernel, signature, constants, {}), target=GPUTarget("cuda", 90, 32))
+        assert compiled.asm["cubin"][:4] == b"\x7fELF"
+
+
+@needs_triton
+def test_autotune_block_names_all_that_changes_the_choice() -> None:
+    """The tuning key holds the batch, else one tuning at the first batch size would be used for all."""
+    keys = set(subject.sparse_mla_decode_kernel.keys)
+    assert {"rows_bucket", "n_heads", "topk", "page_size"} <= keys
+    assert keys <= set(subject.sparse_mla_decode_kernel.arg_names)
+    assert re.search(r"^@triton\.autotune\(\n    configs=\[", inspect.getsource(subject), re.MULTILINE)
+
+
+@needs_cuda
+def test_on_a_gpu_every_config_and_a_captured_graph_are_right() -> None:
+    """On CUDA the check passes for all configs, and a replayed graph reads its new inputs."""
+    done = run_check("--device", "cuda", "--json")
+    verdict = json.loads(done.stdout)
+    assert [result for result in verdict["results"] if not result["passed"]] == []
+    assert done.returncode == 0
+    assert verdict["results"][-1]["name"].startswith("CUDA graph")

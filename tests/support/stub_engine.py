@@ -1,0 +1,331 @@
+"""A completions server whose truth is known: when it sends each chunk, and what is wrong with which answer.
+
+``python stub_engine.py --ttft-ms 20 --itl-ms 5 --fault 3=error:5`` prints ``listening PORT`` and serves
+``POST /v1/completions`` (streamed), ``GET /health``, ``POST /flush_cache`` and ``GET /log``, one JSON line for each
+request with the moments at which its chunks were handed to the socket, on the machine's monotonic clock, which
+``time.perf_counter`` of another process on the same Linux machine shares.
+
+Chunks follow an absolute schedule: chunk k leaves at received + ttft + k × itl, so lateness never adds up. The loop
+waits with ``select``, whose timeouts are exact to microseconds (those of epoll are whole milliseconds).
+
+Faults, ``--fault INDEX=MODE[:K]`` by order of arrival (``all`` for every request; ``--skip N`` numbers from the N-th):
+    http:STATUS   answers with that status         hang-up      closes the connection without an answer
+    error:K       an error event after K chunks    stall:K      nothing more after K chunks
+    cut:K         connection closed after K        die:K        the process ends after K chunks
+    short:K       only K tokens, honestly counted  wrong-usage  counts one output token too many
+    wrong-input   counts one input token too few   no-usage     no usage event
+    no-done       no [DONE]                        empty-text   every text is empty, counted as usual
+    bad-json:K    chunk K is not JSON              abort        finish reason "abort"
+    not-stream    one JSON object, not a stream    close        closes after the answer without having said so
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import selectors
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+BREAKS = ("error", "stall", "cut", "die", "bad-json")
+"""Faults that end the answer after K chunks."""
+MODES = (
+    *BREAKS,
+    *("http", "hang-up", "not-stream", "short", "abort", "close", "no-done", "empty-text"),
+    *("no-usage", "wrong-usage", "wrong-input"),
+)
+
+
+def text_of(n_tokens: int) -> str:
+    """What an answer of so many tokens says."""
+    return "".join(f' "w{k}"' for k in range(n_tokens))
+
+
+def framed(content: bytes) -> bytes:
+    """One HTTP chunk."""
+    return b"%x\r\n%b\r\n" % (len(content), content)
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """One server-sent event in its own HTTP chunk."""
+    return framed(b"data: " + json.dumps(body).encode() + b"\n\n")
+
+
+def choice_event(text: str, finish_reason: str | None = None) -> bytes:
+    """A piece of a completion as engines send it."""
+    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "stub"}
+    return event({**head, "choices": [choice], "usage": None})
+
+
+def usage_event(n_input: int, n_output: int) -> bytes:
+    """The last event, with the server's own counts."""
+    usage = {"prompt_tokens": n_input, "completion_tokens": n_output, "total_tokens": n_input + n_output}
+    return event({"id": "cmpl-1", "object": "text_completion", "model": "stub", "choices": [], "usage": usage})
+
+
+@dataclass
+class Fault:
+    """What goes wrong with one request."""
+
+    mode: str = ""
+    k: int = 0
+
+
+@dataclass
+class Served:
+    """One request as the stub saw it."""
+
+    index: int
+    prompt: str
+    n_input: int
+    n_output: int
+    received_s: float
+    in_flight: int
+    connection: int
+    sent_s: list[float] = field(default_factory=list)
+    ended_s: float | None = None
+
+
+@dataclass
+class Truth:
+    """What the stub was told to be."""
+
+    ttft_s: float
+    itl_s: float
+    faults: dict[int, Fault]
+    every: Fault
+    skip: int
+    served: list[Served] = field(default_factory=list)
+    n_in_flight: int = 0
+    n_flushes: int = 0
+    n_connections: int = 0
+    pieces: dict[int, bytes] = field(default_factory=dict)
+
+    def piece(self, k: int, is_empty: bool) -> bytes:
+        """Chunk k; made once, so that a fast stub is not busy with JSON."""
+        if is_empty:
+            return choice_event("")
+        if k not in self.pieces:
+            self.pieces[k] = choice_event(f' "w{k}"')
+        return self.pieces[k]
+
+
+class Stream:
+    """One answer on its schedule."""
+
+    def __init__(self, truth: Truth, transport: asyncio.Transport, served: Served, fault: Fault) -> None:
+        self.truth, self.transport, self.served, self.fault = truth, transport, served, fault
+        self.n = min(fault.k, served.n_output) if fault.mode == "short" else served.n_output
+        self.k = 0
+        self.loop = asyncio.get_running_loop()
+        transport.write(STREAM_HEAD)
+        self.timer = self.loop.call_at(self._due(), self._send)
+
+    def _due(self) -> float:
+        return self.served.received_s + self.truth.ttft_s + self.k * self.truth.itl_s
+
+    def _send(self) -> None:
+        batch = []
+        while self.k < self.n and self.loop.time() >= self._due():
+            if self._breaks():
+                return
+            piece = self.truth.piece(self.k, self.fault.mode == "empty-text")
+            self.served.sent_s.append(time.perf_counter())
+            if self.truth.itl_s:
+                self.transport.write(piece)
+            else:
+                batch.append(piece)
+            self.k += 1
+        self.transport.write(b"".join(batch))
+        if self.k < self.n:
+            self.timer = self.loop.call_at(self._due(), self._send)
+        elif not self._breaks():
+            self._close()
+
+    def _breaks(self) -> bool:
+        """Does what the fault says when its moment has come; true when the ordinary answer is over."""
+        if self.k != self.fault.k or self.fault.mode not in BREAKS:
+            return False
+        if self.fault.mode == "error":
+            self.transport.write(event({"error": {"message": "the scheduler fell over", "code": 500}}))
+            self._finish(framed(b"data: [DONE]\n\n"))
+        elif self.fault.mode == "cut":
+            self.transport.close()
+        elif self.fault.mode == "die":
+            os._exit(1)
+        elif self.fault.mode == "bad-json":
+            self._finish(framed(b'data: {"choices": [{"text"\n\n'))
+        return True
+
+    def _close(self) -> None:
+        mode, served = self.fault.mode, self.served
+        last = choice_event("", {"abort": "abort", "short": "stop"}.get(mode, "length"))
+        n_output = self.n + (mode == "wrong-usage")
+        n_input = served.n_input - (mode == "wrong-input")
+        usage = b"" if mode == "no-usage" else usage_event(n_input, n_output)
+        done = b"" if mode == "no-done" else framed(b"data: [DONE]\n\n")
+        self._finish(last + usage + done)
+        if mode == "close":
+            self.transport.close()
+
+    def _finish(self, content: bytes) -> None:
+        self.served.ended_s = time.perf_counter()
+        self.truth.n_in_flight -= 1
+        self.transport.write(content + b"0\r\n\r\n")
+
+
+class Server(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, truth: Truth) -> None:
+        self.truth = truth
+        self.number = truth.n_connections
+        truth.n_connections += 1
+        self.received = b""
+        self.stream: Stream | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.stream is not None:
+            self.stream.timer.cancel()
+            if self.stream.served.ended_s is None:
+                self.truth.n_in_flight -= 1
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        self.received += data
+        head, separator, body = self.received.partition(b"\r\n\r\n")
+        if not separator:
+            return
+        lengths = [line.split(b":")[1] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
+        if len(body) < (int(lengths[0]) if lengths else 0):
+            return
+        self.received = b""
+        path = head.split(b" ", 2)[1].decode()
+        if path == "/v1/completions":
+            self._complete(json.loads(body), now)
+        else:
+            self._answer_plain(path)
+
+    def _answer_plain(self, path: str) -> None:
+        if path == "/flush_cache":
+            self.truth.n_flushes += 1
+        state = {"n_flushes": self.truth.n_flushes, "n_connections": self.truth.n_connections}
+        body = json.dumps(state)
+        if path == "/log":
+            body = "\n".join(json.dumps(vars(served)) for served in self.truth.served)
+        self._respond(404 if path == "/nowhere" else 200, body.encode())
+
+    def _respond(self, status: int, body: bytes) -> None:
+        head = f"HTTP/1.1 {status} Status\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.transport.write(head.encode() + body)
+
+    def _complete(self, request: dict[str, Any], now: float) -> None:
+        truth, ids = self.truth, request["prompt"]
+        index = len(truth.served) - truth.skip
+        truth.n_in_flight += 1
+        digest = hashlib.sha256(struct.pack(f"<{len(ids)}I", *ids)).hexdigest()
+        served = Served(index, digest, len(ids), request["max_tokens"], now, truth.n_in_flight, self.number)
+        truth.served.append(served)
+        fault = truth.faults.get(index, truth.every if index >= 0 else Fault())
+        if fault.mode in ("http", "hang-up", "not-stream"):
+            truth.n_in_flight -= 1
+            served.ended_s = now
+        if fault.mode == "hang-up":
+            self.transport.close()
+        elif fault.mode == "http":
+            self._respond(fault.k or 500, b'{"error": {"message": "CUDA out of memory"}}')
+        elif fault.mode == "not-stream":
+            self._respond(200, b'{"choices": [{"text": "all at once"}]}')
+        else:
+            self.stream = Stream(truth, self.transport, served, fault)
+
+
+async def serve(truth: Truth, port: int) -> None:
+    """Serves until the process is ended."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Server(truth), "127.0.0.1", port, backlog=1024)
+    print(f"listening {server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
+
+
+def read_fault(text: str) -> tuple[str, Fault]:
+    """``INDEX=MODE[:K]`` → (index, fault)."""
+    index, _, rest = text.partition("=")
+    mode, _, k = rest.partition(":")
+    if mode not in MODES:
+        raise argparse.ArgumentTypeError(f"unknown fault {mode!r}")
+    return index, Fault(mode, int(k or 0))
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--ttft-ms", type=float, default=5.0)
+    parser.add_argument("--itl-ms", type=float, default=1.0)
+    parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--fault", type=read_fault, action="append", default=[])
+    given = parser.parse_args()
+    faults = dict(given.fault)
+    every = faults.pop("all", Fault())
+    truth = Truth(
+        given.ttft_ms / 1000, given.itl_ms / 1000, {int(i): one for i, one in faults.items()}, every, given.skip
+    )
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    with contextlib.suppress(KeyboardInterrupt):
+        loop.run_until_complete(serve(truth, given.port))
+
+
+class RunningStub:
+    """A stub in a process of its own, as a test or a benchmark holds it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
+        self.process = process
+        self.base_url = f"http://127.0.0.1:{port}"
+        self.url = self.base_url + "/v1/completions"
+
+    def get(self, path: str) -> bytes:
+        """The body of a GET."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(self.base_url + path, timeout=10) as answer:
+            return bytes(answer.read())
+
+    def log(self) -> list[dict[str, Any]]:
+        """Every request so far, in order of arrival."""
+        return [json.loads(line) for line in self.get("/log").splitlines()]
+
+
+@contextlib.contextmanager
+def running_stub(*arguments: str | int | float, faults: Sequence[str] = ()) -> Iterator[RunningStub]:
+    """A stub on a free port, ended when the block ends."""
+    command = [sys.executable, str(Path(__file__).resolve()), *map(str, arguments)]
+    for one in faults:
+        command += ["--fault", one]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline().split()
+            yield RunningStub(process, int(line[1]))
+        finally:
+            process.kill()
+
+
+if __name__ == "__main__":
+    main()

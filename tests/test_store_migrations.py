@@ -1,0 +1,110 @@
+"""Every released schema becomes today's, step by step, with what was recorded in it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from sqlite_utils import Database
+
+from orchestrator.errors import StoreError
+from orchestrator.store import SCHEMA_VERSION, Store
+from orchestrator.store.migrations import APPLICATION_ID, MIGRATIONS, Migration, migrate
+from tests.support import store_records as make
+
+
+def at_schema(path: Path, number: int) -> sqlite3.Connection:
+    """A record as the orch of that schema made it, with a file in it."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    migrate(connection, MIGRATIONS[:number])
+    connection.execute(
+        "INSERT INTO artifacts VALUES (?, ?, ?)", (make.BASE.digest, len(make.BASE.content), make.BASE.content)
+    )
+    return connection
+
+
+def schema_of(path: Path) -> set[tuple[str, str, str]]:
+    """Type, name and text of everything in a schema."""
+    connection = sqlite3.connect(path)
+    try:
+        return set(connection.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master"))
+    finally:
+        connection.close()
+
+
+def test_numbers_have_no_gaps() -> None:
+    """Steps are numbered from 1 in the order in which they are applied."""
+    assert [m.number for m in MIGRATIONS] == list(range(1, len(MIGRATIONS) + 1))
+    assert MIGRATIONS[-1].number == SCHEMA_VERSION
+
+
+@pytest.mark.parametrize("number", range(1, SCHEMA_VERSION + 1))
+def test_every_earlier_schema_is_upgraded(tmp_path: Path, number: int) -> None:
+    """A record of any earlier schema becomes the same as a new one, and keeps its content."""
+    old, new = tmp_path / "old.db", tmp_path / "new.db"
+    at_schema(old, number).close()
+    Store.open(new).close()
+    with Store.open(old) as store:
+        assert store.artifact_content(make.BASE.digest) == make.BASE.content
+        make.trial(store, loads=(make.load(),))
+        assert len(store.query("select * from results")[1]) == 1
+    assert schema_of(old) == schema_of(new)
+
+
+def test_who_applied_which_step_is_kept(tmp_path: Path) -> None:
+    """The table ``migrations`` lists each step once, and opening again adds none."""
+    for _ in range(2):
+        with Store.open(tmp_path / "results.db") as store:
+            rows = store.query("select number, name from migrations order by number")[1]
+    assert rows == [(m.number, m.name) for m in MIGRATIONS]
+
+
+def test_a_failed_step_leaves_nothing_and_keeps_the_steps_before(tmp_path: Path) -> None:
+    """A step that fails half-way is undone whole, the steps before it stay, and the next open goes on from there."""
+
+    def fail_half_way(database: Database) -> None:
+        database.execute("CREATE TABLE half (x)")
+        database.execute("INSERT INTO nowhere VALUES (1)")
+
+    path = tmp_path / "results.db"
+    connection = at_schema(path, 1)
+    with pytest.raises(sqlite3.OperationalError, match="nowhere"):
+        migrate(connection, [MIGRATIONS[0], MIGRATIONS[1], Migration(3, "broken", fail_half_way)])
+    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    assert "observations" in names
+    assert "half" not in names
+    connection.close()
+    with Store.open(path) as store:
+        assert store.artifact_content(make.BASE.digest) == make.BASE.content
+
+
+def test_reading_an_older_schema_does_not_upgrade_it(tmp_path: Path) -> None:
+    """Reading never writes: an older record is refused with what upgrades it, and stays as it is."""
+    path = tmp_path / "results.db"
+    at_schema(path, 1).close()
+    before = schema_of(path)
+    with pytest.raises(StoreError, match=r"schema 1 of an older orch.*it upgrades the file"):
+        Store.open_read_only(path)
+    assert schema_of(path) == before
+
+
+def test_tables_are_strict_and_linked(tmp_path: Path) -> None:
+    """Every table refuses values of another type, foreign keys are held, and the log is written ahead."""
+    Store.open(tmp_path / "results.db").close()
+    connection = sqlite3.connect(tmp_path / "results.db")
+    loose = connection.execute(
+        "SELECT name FROM pragma_table_list WHERE type = 'table' AND NOT strict AND name NOT LIKE 'sqlite_%'"
+    ).fetchall()
+    assert loose == []
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+    connection.close()
+    with (
+        Store.open(tmp_path / "results.db") as store,
+        pytest.raises(StoreError, match="FOREIGN KEY"),
+    ):
+        store.begin_trial(
+            host="gpu-a", target="flash", variant="V2", digest="sha256:0", workload=make.WORKLOAD, deployment_id=99
+        )
