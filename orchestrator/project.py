@@ -1,6 +1,7 @@
 """A user's project: the folder of inventory.yaml, with results.db and variants/ beside it.
 
-Takes the path of an inventory, gives names their records. Touches no host and writes nothing.
+Takes the path of an inventory, gives names their records. Touches no host; writes nothing but the lock that keeps two
+orch processes of one project from working on one target at once (the host's lease keeps other projects away).
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import inventory as inventory_file
+from orchestrator.errors import LeaseHeldError
 from orchestrator.records import Engine, Host, Inventory, Target, Workload
 
 
@@ -61,6 +65,40 @@ class Project:
     def engine_of(self, target: Target) -> Engine:
         """The engine that loads a target."""
         return self.inventory.engines[target.engine]
+
+    @contextmanager
+    def lock(self, target: Target, *, is_required: bool) -> Iterator[bool]:
+        """Keeps other orch processes of this project off a target; the kernel releases it, even after kill -9.
+
+        Args:
+            is_required: refuse when another one holds it; else go on without.
+
+        Yields:
+            Whether the lock is held.
+
+        Raises:
+            LeaseHeldError: another one holds it; names its pid.
+        """
+        import fcntl
+
+        folder = self.root / ".orch"
+        folder.mkdir(exist_ok=True)
+        with (folder / f"{target.name}.lock").open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                if not is_required:
+                    yield False
+                    return
+                file.seek(0)
+                raise LeaseHeldError(
+                    f"another orch of this project ({file.read().strip() or 'unknown'}) is at work on {target.name}",
+                    next_step="wait for it, or interrupt it with Ctrl-C there; `orch status` can be asked meanwhile",
+                ) from exc
+            file.truncate(0)
+            file.write(f"{holder()}\n")
+            file.flush()
+            yield True
 
 
 def holder() -> str:

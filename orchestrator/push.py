@@ -41,6 +41,7 @@ from orchestrator.records import (
 DEFAULT_POLL_S = 5.0
 RECONNECT_PAUSES_S = (0.2, 1.0, 3.0, 8.0)
 RENEWALS_PER_TTL = 3
+TRIES_PER_TTL = 12
 _T = TypeVar("_T")
 
 
@@ -202,7 +203,7 @@ def unlock(remote: Remote, target: Target, *, nonce: str) -> tuple[FileState, ..
 class LeaseKeeper:
     """Renews a lease three times per ttl in a thread of its own, for as long as the context is open.
 
-    A line that is down is no lost lease: it keeps trying, because only the host's clock judges.
+    A line that is down is no lost lease: it keeps trying (more often), because only the host's clock judges.
 
     Attributes:
         lost: set once the host says that the lease is gone; then renewing has ended.
@@ -235,7 +236,7 @@ class LeaseKeeper:
                 return
             except OrchError as exc:
                 self.trouble = exc
-            if self._stop.wait(self._ttl_s / RENEWALS_PER_TTL):
+            if self._stop.wait(self._ttl_s / (TRIES_PER_TTL if self.trouble else RENEWALS_PER_TTL)):
                 return
 
 

@@ -15,7 +15,7 @@ from orchestrator.connection import Remote, connect
 from orchestrator.errors import WorkspaceError
 from orchestrator.project import Project
 from orchestrator.records import CLEAN, Engine, FileState, Lease, Progress, Snapshot, Target, Variant, manifest_digest
-from orchestrator.store import LookSource, Store
+from orchestrator.store import LookSource, OpenDeployment, Store
 
 BASELINE = "baseline"
 
@@ -29,13 +29,18 @@ def silent(_: Progress) -> None:
 
 @dataclass(slots=True)
 class Session:
-    """A connected target. ``report`` is told of every step."""
+    """A connected target. ``report`` is told of every step.
+
+    Attributes:
+        is_locked: whether no other orch of this project can be at work on the target.
+    """
 
     project: Project
     store: Store
     target: Target
     engine: Engine
     remote: Remote
+    is_locked: bool
     report: Report = silent
 
     def say(self, stage: str, text: str) -> None:
@@ -55,13 +60,23 @@ class Session:
 
 
 @contextlib.contextmanager
-def open_session(project: Project, target_name: str | None, report: Report = silent) -> Iterator[Session]:
-    """Connects to the target's host and opens the store; both are closed at the end."""
+def open_session(
+    project: Project, target_name: str | None, report: Report = silent, *, is_exclusive: bool = True
+) -> Iterator[Session]:
+    """Connects to the target's host and opens the store; both are closed at the end.
+
+    Args:
+        is_exclusive: keep every other orch of this project away from the target meanwhile; a mere look goes on
+            without when another one is at work.
+
+    Raises:
+        LeaseHeldError: another orch of this project is at work on the target.
+    """
     target = project.target(target_name)
-    with Store.open(project.db_path) as store:
+    with project.lock(target, is_required=is_exclusive) as is_locked, Store.open(project.db_path) as store:
         report(Progress("connect", f"connecting to {target.host}"))
         with connect(project.host_of(target)) as remote:
-            yield Session(project, store, target, project.engine_of(target), remote, report)
+            yield Session(project, store, target, project.engine_of(target), remote, is_locked, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +87,21 @@ class Live:
         digest: of the set of files; None when one is missing.
         name: ``baseline``, a variant's name, or None when orch does not know these bytes.
         lease: the one that is held on the first file, if any.
-        is_ours: whether the lease's nonce is one that this project drew.
-        nonce: the nonce of this project's open deployment, if there is one.
+        deployment: this project's open deployment under that lease; None when the lease is not this project's.
+        by_file: digest by file name.
     """
 
     states: tuple[FileState, ...]
     digest: str | None
     name: str | None
     lease: Lease | None
-    is_ours: bool
-    nonce: str | None
-    deployed_variant: str | None = None
+    deployment: OpenDeployment | None
     by_file: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this project holds the lease."""
+        return self.deployment is not None
 
     @property
     def is_clean(self) -> bool:
@@ -133,16 +151,14 @@ def look(session: Session, source: LookSource, expected: Mapping[str, str] | Non
     session.store.record_states(session.target.host, session.target, states, source, expected)
     digest = set_digest(session.target, states)
     names = known_names(session.project, session.store, session.target)
-    opened = session.store.open_deployments(session.target.name)
     lease = next((state.lease for state in states if state.lease is not None), None)
-    nonces = {deployment.nonce for deployment in opened}
+    opened = session.store.open_deployments(session.target.name)
+    ours = [deployment for deployment in opened if lease is not None and deployment.nonce == lease.nonce]
     return Live(
         states=states,
         digest=digest,
         name=names.get(digest) if digest is not None else None,
         lease=lease,
-        is_ours=lease is not None and lease.nonce in nonces,
-        nonce=opened[0].nonce if opened else None,
-        deployed_variant=opened[0].variant if opened else None,
+        deployment=ours[-1] if ours else None,
         by_file={file.name: state.digest for file, state in zip(session.target.files, states, strict=True)},
     )

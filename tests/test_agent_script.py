@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -26,11 +27,14 @@ from tests.support.agent_script import (
 )
 from tests.support.waiting import wait_until
 
-NEEDED = "sh cat chmod cp date head id kill ln mkdir mv nohup readlink rm rmdir sha256sum sleep sort stat sync tail touch tr wc"
+NEEDED = (
+    "sh cat chmod cp date head id ln mkdir mv nohup readlink rm rmdir sha256sum sleep sort stat sync tail touch tr wc"
+)
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[HostFile]:
+    """A target whose path needs quoting; its watchers must have ended with the test."""
     made = HostFile.make(tmp_path / "site packages" / 'it\'s $(a) "kernel".py')
     yield made
     made.revert("-", force=True)
@@ -38,6 +42,7 @@ def file(tmp_path: Path) -> Iterator[HostFile]:
 
 
 def shells() -> list[Sequence[str]]:
+    """Every POSIX shell that is installed here."""
     found: list[Sequence[str]] = [("/bin/sh",)]
     for words in (("dash",), ("bash", "--posix"), ("busybox", "sh")):
         if shutil.which(words[0]):
@@ -357,7 +362,7 @@ def test_the_watcher_restores_when_the_lease_ends_and_then_runs_the_script(file:
     """After the ttl the file is the old one, the on-restore script has run, and the watcher and its folder are gone."""
     before, marker = file.identity(), tmp_path / "seen"
     script = f"cat {shlex.quote(str(file.path))} > {marker}.part; pwd >> {marker}.part; mv {marker}.part {marker}"
-    file.push(ttl_s=1, on_restore=script.encode())
+    file.push(ttl_s=2, on_restore=script.encode())
     assert file.path.read_bytes() == NEW
     wait_until(marker.exists)
     wait_until(lambda: not file.has_trace and not watchers_of(file.path))
@@ -391,16 +396,25 @@ def test_one_watcher_guards_and_another_takes_its_place_when_killed(file: HostFi
     wait_until(lambda: not watchers_of(file.path))
 
 
+def opened_by(pid: int) -> set[str]:
+    """What a process has open."""
+    found = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(str(link.readlink()))
+    return found
+
+
 def test_the_watcher_is_detached_and_holds_nothing(file: HostFile) -> None:
     """It leads a session of its own, has only /dev/null open, and does not pin the target's folder."""
     files = [file, HostFile.make(file.path.parent / "other" / "layout.py")]
     words = [*file.push_words(), str(files[1].path), hex_of(BASE), hex_of(NEW), str(len(NEW))]
     file.ask(*words, stdin=NEW + NEW)
     (pid,) = watchers_of(file.path)
-    opened = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
-    assert opened == {"/dev/null"}
+    # the pipe of a command substitution comes and goes; what was inherited would stay
+    wait_until(lambda: opened_by(pid) == {"/dev/null"})
     assert os.getsid(pid) == pid
-    assert os.readlink(f"/proc/{pid}/cwd") == "/"
+    assert str(Path(f"/proc/{pid}/cwd").readlink()) == "/"
     file.ask("revert", "aa", "0", *(str(each.path) for each in files))
 
 
@@ -409,7 +423,7 @@ def test_without_a_restore_the_script_does_not_run(file: HostFile, tmp_path: Pat
     marker = tmp_path / "ran"
     file.push(on_restore=f"touch {marker}".encode())
     file.revert()
-    reply = file.push(ttl_s=1, on_restore=f"touch {marker}".encode(), faults={"ORCH_KILL": "stage"})
+    reply = file.push(ttl_s=2, on_restore=f"touch {marker}".encode(), faults={"ORCH_KILL": "stage"})
     assert reply.exit_code == -9
     wait_until(lambda: not file.has_trace and not watchers_of(file.path))
     assert not marker.exists()
@@ -431,7 +445,7 @@ def test_a_lock_that_is_not_given_back_runs_its_script(file: HostFile, tmp_path:
 def test_first_contact_after_a_dead_watcher_does_its_work(file: HostFile, tmp_path: Path) -> None:
     """An expired lease that nobody watches is ended by the next push: restored, its script run, and then replaced."""
     marker = tmp_path / "ran"
-    file.push(ttl_s=1, poll_s="60", on_restore=f"touch {marker}".encode())
+    file.push(ttl_s=2, poll_s="60", on_restore=f"touch {marker}".encode())
     (pid,) = watchers_of(file.path)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: file.push(b"bob's", nonce="bb").exit_code == 0)
@@ -444,7 +458,7 @@ def test_first_contact_after_a_dead_watcher_does_its_work(file: HostFile, tmp_pa
 
 def test_an_expired_lease_over_a_foreign_edit_is_not_taken_over(file: HostFile) -> None:
     """Taking over would have to overwrite somebody's edit: refused until a forced revert keeps it."""
-    file.push(ttl_s=1)
+    file.push(ttl_s=2)
     file.path.write_bytes(b"foreign")
     wait_until(lambda: not watchers_of(file.path))
     assert file.path.read_bytes() == b"foreign"
@@ -480,12 +494,13 @@ def test_every_shell_gives_the_same(tmp_path: Path, shell: Sequence[str]) -> Non
     assert file.ask("renew", "aa", "60", str(file.path)).only.state.lease is not None
     assert file.revert().only.outcome == "restored"
     assert file.identity() == before and not file.has_trace
-    file.push(ttl_s=1)
+    file.push(ttl_s=2)
     wait_until(lambda: not file.has_trace)
     assert file.identity() == before
 
 
 def only_needed_tools(folder: Path) -> str:
+    """A PATH with sh and coreutils, and nothing else."""
     folder.mkdir()
     for name in NEEDED.split():
         real = shutil.which(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -312,6 +313,42 @@ def test_a_load_stopped_before_its_start_never_starts(tmp_path: Path) -> None:
     argv = ["/bin/sh", "-c", bench.detached.WRAPPER, "orch-load", str(run_dir), "touch", str(tmp_path / "ran")]
     subprocess.run(argv, check=True, start_new_session=True)
     assert not (run_dir / "process").exists() and not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["CLAIM", "WRAPPER", "LOOK", "STOP", "REMOVE"])
+def test_the_scripts_pass_shellcheck(name: str) -> None:
+    """shellcheck has nothing to say about what runs on the host."""
+    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("shellcheck is not installed")
+    script = getattr(bench.detached, name)
+    done = subprocess.run([program, "-s", "sh", "-"], input=script, capture_output=True, text=True)
+    assert done.stdout == "" and done.returncode == 0
+
+
+@pytest.mark.parametrize("shell", ["dash", "busybox sh", "bash --posix"])
+def test_the_scripts_run_in_every_common_shell(tmp_path: Path, shell: str) -> None:
+    """A load is claimed, started, looked at, stopped and removed by whichever shell is the host's sh."""
+    words = shell.split()
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"{words[0]} is not installed")
+    run_dir = str(tmp_path / "run")
+
+    def sh(script: str, *args: str) -> str:
+        done = subprocess.run([*words, "-c", script, "orch", *args], capture_output=True, text=True, timeout=30)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    sh(bench.detached.CLAIM, run_dir)
+    assert sh(bench.detached.LOOK, run_dir, "", "25").startswith("none - ")
+    argv = [*words, "-c", bench.detached.WRAPPER, "orch", run_dir, "sh", "-c", "echo last words; exec sleep 60"]
+    with subprocess.Popen(argv, start_new_session=True):
+        wait_until(lambda: sh(bench.detached.LOOK, run_dir, "", "25").startswith("running "))
+        sh(bench.detached.STOP, run_dir, "50")
+    seen = sh(bench.detached.LOOK, run_dir, "", "25").splitlines()
+    assert seen[0].startswith("ended ") and seen[0].endswith(" 143") and seen[1:3] == ["", "last words"]
+    sh(bench.detached.REMOVE, run_dir)
+    assert not Path(run_dir).exists()
 
 
 def test_workers_that_a_client_leaves_behind_are_ended(tmp_path: Path) -> None:

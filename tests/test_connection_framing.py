@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -133,6 +134,16 @@ def test_byte_by_byte() -> None:
     for byte in b"noise" + framed.begin + content + framed.end + b"255\n":
         parser.feed(bytes([byte]))
     assert (parser.content(), parser.exit_code) == (content, 255)
+
+
+def test_a_program_that_arrives_in_part_never_acts(tmp_path: Path) -> None:
+    """When the line is cut inside the program, the shell that got the first half does nothing of it."""
+    marks = tmp_path / "marks"
+    framed = frame(f"touch {marks}.1\ntouch '{marks}.2'\ntouch {marks}.3", ["a", "it's"])
+    line = framed.first_line[:-1]
+    for n in range(0, len(line), 3):
+        subprocess.run(["sh", "-c", BOOTSTRAP], input=line[:n], capture_output=True, timeout=20, check=False)
+        assert list(tmp_path.iterdir()) == [], line[:n]
 
 
 def test_nul_is_refused_before_anything_is_sent() -> None:

@@ -910,7 +910,7 @@ commit() {
     step commit || cannot_write 'write the journal'
     write_journal pushing "$base" "$new" "$noted" "$found" || cannot_write 'write the journal'
     step journal || cannot_write 'replace the file'
-    attempt mv -f "$state/tmp.new.$me" "$target" || cannot_write 'replace the file'
+    attempt mv -f "$state/tmp.new.$me" "$target" || refuse_rename
     n_committed=$((n_committed + 1))
     note outcome pushed
     note previous "$found"
@@ -920,6 +920,12 @@ commit() {
     step sync || cannot_write 'replace the file'
     drop_bytecode
     step bytecode || cannot_write 'replace the file'
+}
+
+refuse_rename() { # the digest decides, not the exit code of mv
+    look
+    [ "$found" = "$expected" ] || n_committed=$((n_committed + 1))
+    cannot_write 'replace the file'
 }
 
 verify() {
@@ -954,11 +960,12 @@ abandon() { # one file failed: the target as a whole goes back, and what this ca
 undo_file() {
     read_journal
     [ "$phase" != clean ] || return 0
-    judge
-    # nothing replaced: an earlier push stays as it is, and only a journal ahead of the truth is taken back
-    if [ "$n_committed" -eq 0 ]; then
-        [ "$phase" = pushing ] && [ "$verdict" = whole ] || return 0
+    if [ "$n_committed" -eq 0 ]; then # nothing of this call is live: a first push is forgotten, an earlier one stays
+        noted is_first
+        [ -z "$noted" ] || rm -f "$state/journal"
+        return 0
     fi
+    judge
     case $verdict in
         whole | ours) restore || remember_trouble ;;
         *) remember_trouble ;;

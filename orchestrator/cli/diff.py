@@ -34,7 +34,10 @@ def command(obj: dict[str, str], variant_name: str | None, target_name: str | No
     from orchestrator.pull import pull
     from orchestrator.session import open_session
 
-    with ProgressLine(is_quiet=is_json) as progress, open_session(project, target.name, progress) as session:
+    with (
+        ProgressLine(is_quiet=is_json) as progress,
+        open_session(project, target.name, progress, is_exclusive=False) as session,
+    ):
         baseline = session.baseline()
         snapshot = pull(session.remote, target)
         session.store.record_snapshot(snapshot, "status")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -35,7 +36,10 @@ def command(obj: dict[str, str], target_name: str | None, offline: bool, exit_co
     target = project.target(target_name)
     found = None
     if not offline:
-        with ProgressLine(is_quiet=is_json) as progress, open_session(project, target.name, progress) as session:
+        with (
+            ProgressLine(is_quiet=is_json) as progress,
+            open_session(project, target.name, progress, is_exclusive=False) as session,
+        ):
             found = find_drift(session)
         _print_found(out, found)
     with Store.open_read_only(project.db_path) as store:
@@ -50,6 +54,21 @@ def command(obj: dict[str, str], target_name: str | None, offline: bool, exit_co
     )
     out.document({"now": _document(found), "on_record": [dict(zip(columns, row, strict=True)) for row in rows]})
     return NEGATIVE_VERDICT if exit_code and found is not None and found.is_unexpected else DONE
+
+
+SHOWN = ("at", "kind", "name", "before", "after", "source")
+
+
+def _record_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """The changes on record, short enough for 80 columns; --json has them whole."""
+    picked = [columns.index(name) for name in SHOWN]
+    shown = [[_short_text(row[i]) for i in picked] for row in rows]
+    return Table(SHOWN, shown, title=f"on record: {len(rows)} unexpected change(s)")
+
+
+def _short_text(value: object) -> str | None:
+    text = cell_text(value)
+    return text[7:19] if text is not None and text.startswith("sha256:") else text
 
 
 def _print_found(out: Output, found: Any) -> None:

@@ -9,8 +9,8 @@ from orchestrator.cli.output import Output
 from orchestrator.cli.progress import ProgressLine
 
 ENGINE_WORDS = {
-    "none": "no engine of orch's held another version in memory",
-    "stopped": "the engine that held the variant in memory was stopped (`orch revert --restart` starts it)",
+    "none": "no engine that orch started is running",
+    "stopped": "the engine that orch had started was stopped (`orch revert --restart` starts it on the baseline)",
     "restarted": "the engine was started again on the baseline",
 }
 

@@ -46,7 +46,10 @@ def _ask_host(out: Output, project: Project, target: Target, is_json: bool) -> d
     from orchestrator.experiment.status import host_status
     from orchestrator.session import open_session
 
-    with ProgressLine(is_quiet=is_json) as progress, open_session(project, target.name, progress) as session:
+    with (
+        ProgressLine(is_quiet=is_json) as progress,
+        open_session(project, target.name, progress, is_exclusive=False) as session,
+    ):
         status = host_status(session)
     _print_host(out, target, status)
     return host_document(status)

@@ -16,9 +16,9 @@ alive() {  # $1 pid, $2 start ticks or -
   else kill -0 "$1" 2>/dev/null
   fi
 }
-running() {  # $1 folder of a load; sets pid, ticks, started
+running() {  # $1 folder of a load; sets pid and ticks
   [ -d "$1/started" ] && [ ! -e "$1/exit" ] || return 1
-  read -r pid ticks started 2>/dev/null <"$1/process" && alive "$pid" "$ticks"
+  read -r pid ticks _ 2>/dev/null <"$1/process" && alive "$pid" "$ticks"
 }
 """
 
@@ -59,9 +59,9 @@ state=none started=- code=-
 if [ -d "$1/started" ]; then
   state=starting
   if [ -e "$1/process" ]; then
+    read -r _ _ started <"$1/process"
     if running "$1"; then state=running
     else
-      read -r pid ticks started <"$1/process"
       state=ended  # asked after the process was found gone, so it cannot come later
       [ -e "$1/exit" ] && read -r code <"$1/exit"
     fi

@@ -69,11 +69,13 @@ def frame(script: str, args: Sequence[str] = (), *, token: str | None = None) ->
     token = token or secrets.token_hex(16)
     program = "\n".join(
         (
+            "{",  # a shell reads a group to its end before it runs any of it: a line cut in here does nothing
             "set -- " + shlex.join(args) if args else "set --",
             f"echo orch-begin-{token}; echo orch-begin-{token} >&2",
             f"(eval {shlex.quote(script)})",
             "set -- $?",
             f"printf '\\norch-end-{token} %d\\n' \"$1\" >&2; printf '\\norch-end-{token} %d\\n' \"$1\"",
+            "}",
         )
     )
     escaped = program.replace("\\", "\\0134").replace("\n", "\\n")

@@ -1,6 +1,6 @@
 """``Line``: one open SSH connection to one host, with the watchdog that notices when it has died.
 
-Opens the hops (fabric), checks the host keys, logs in, and hands out channels. Knows nothing of scripts and sentinels.
+Opens the hops (fabric), checks the host keys, logs in, and hands out channels on which a shell waits for its script.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import IO, Any
 import paramiko
 from fabric import Config, Connection
 
+from orchestrator.connection.framing import BOOTSTRAP
 from orchestrator.connection.known_hosts import known_keys, verify
 from orchestrator.connection.login import KeyLogin
+from orchestrator.connection.prepared import PreparedShells
 from orchestrator.connection.ssh_config import SshSettings
 from orchestrator.errors import ConnectionError_, HostUnreachableError, LoginRefusedError
 
@@ -125,6 +127,7 @@ class Line:
         self._is_closing = threading.Event()
         self._is_late = threading.Event()
         self._transport = self._open()
+        self._prepared = PreparedShells(self.open_shell, f"orch-prepare-{settings.alias}")
         for task in (self._ask_for_signs_of_life, self._watch_silence):
             threading.Thread(target=task, name=f"orch-{task.__name__}-{settings.alias}", daemon=True).start()
 
@@ -133,27 +136,29 @@ class Line:
         """Whether the connection stands, as far as is known."""
         return self._transport.is_active() and not self._is_closing.is_set()
 
-    def open_channel(self, timeout_s: float) -> paramiko.Channel:
-        """A new session channel: one round trip.
+    def waiting_shell(self) -> paramiko.Channel | None:
+        """A channel on which the bootstrap line already runs; None when none is ready."""
+        return self._prepared.take()
+
+    def open_shell(self, timeout_s: float) -> paramiko.Channel:
+        """A new channel with the bootstrap line under way on it.
+
+        It does not wait for the host's word on the exec, as paramiko's ``exec_command`` would: that is a round trip.
+        A refusal closes the channel.
 
         Raises:
             paramiko.SSHException, EOFError, OSError: the line died, no answer came in time, or, while ``is_active``
                 stays true, the host refuses another channel.
         """
-        return self._transport.open_session(timeout=timeout_s)
-
-    def send_exec(self, channel: paramiko.Channel, command: str) -> None:
-        """Asks for the command and does not wait for the host's word, so that input can follow in the same round trip.
-
-        A refusal closes the channel. paramiko's ``exec_command`` would wait: a whole round trip of every ``run``.
-        """
+        channel = self._transport.open_session(timeout=timeout_s)
         request = paramiko.Message()
         request.add_byte(bytes([paramiko.common.MSG_CHANNEL_REQUEST]))
         request.add_int(channel.remote_chanid)
         request.add_string("exec")
         request.add_boolean(True)
-        request.add_string(command)
+        request.add_string(BOOTSTRAP)
         self._transport._send_user_message(request)  # type: ignore[attr-defined]
+        return channel
 
     def close(self, why: str | None = None) -> None:
         """Ends the connection and everything below it; may be called twice and from any thread."""
@@ -161,6 +166,7 @@ class Line:
             return
         self.why_closed = why
         self._is_closing.set()
+        self._prepared.close()
         self._tear_down()
 
     # ---- opening

@@ -53,13 +53,12 @@ class SshRemote(Remote):
         stdin: bytes = b"",
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Completed:
-        """See ``Remote.run``. Two round trips: the channel, then command, input and answer together."""
+        """See ``Remote.run``. One round trip when a prepared shell waits, three when a channel must be opened first."""
         deadline = time.monotonic() + timeout_s
         frame = framing.frame(script, args)
         with self._slot(timeout_s):
-            line, channel = self._open_channel(deadline, timeout_s)
+            line, channel = self._shell(deadline, timeout_s)
             try:
-                line.send_exec(channel, framing.BOOTSTRAP)
                 return _Conversation(channel, frame, stdin).until(deadline)
             except LineLostError as exc:
                 raise self._lost(line, exc) from exc
@@ -99,8 +98,8 @@ class SshRemote(Remote):
         finally:
             self._slots.release()
 
-    def _open_channel(self, deadline: float, timeout_s: float) -> tuple[Line, paramiko.Channel]:
-        """A channel on a living line. Nothing of the script was sent yet, so a dead line may be replaced unasked."""
+    def _shell(self, deadline: float, timeout_s: float) -> tuple[Line, paramiko.Channel]:
+        """A shell on a living line. Nothing of the script was sent yet, so a dead line may be replaced unasked."""
         give_up_s = min(deadline, time.monotonic() + REFUSED_CHANNEL_TRIES_S)
         pause_s, reconnected = 0.02, False
         while True:
@@ -109,7 +108,7 @@ class SshRemote(Remote):
             if remaining_s <= 0:
                 raise self._too_late(timeout_s)
             try:
-                return line, line.open_channel(remaining_s)
+                return line, line.waiting_shell() or line.open_shell(remaining_s)
             except (OSError, EOFError, paramiko.SSHException) as exc:
                 if not line.is_active:
                     if reconnected:

@@ -17,14 +17,14 @@ EngineEnd = Literal["none", "stopped", "restarted"]
 
 @dataclass(frozen=True, slots=True)
 class Concluded:
-    """A restored host. ``engine``: ``none`` ran a variant, or one was ``stopped`` or ``restarted``."""
+    """A restored host. ``engine``: orch had started ``none``, or it was ``stopped`` or ``restarted``."""
 
     restoration: Restoration
     engine: EngineEnd
 
 
 def conclude(session: Session, *, force: bool = False, restart: bool = False) -> Concluded:
-    """Puts the pristine bytes back, proves it by digest, and ends an engine that still holds a variant in memory.
+    """Puts the pristine bytes back, proves it by digest, and stops the engine that orch started.
 
     Args:
         force: overwrite a foreign edit (it is kept on the host) and end another's lease.
@@ -36,7 +36,7 @@ def conclude(session: Session, *, force: bool = False, restart: bool = False) ->
     """
     live = look(session, "revert")
     stored = session.store.baseline(session.target.name)
-    nonce = live.nonce if live.is_ours else None
+    nonce = live.deployment.nonce if live.deployment else None
     if live.is_clean and stored is not None and live.digest != stored.digest:
         raise ForeignEditError(
             f"{session.target.host}: nothing of orch's is deployed, and the live file ({short(live.digest)}) is not "
@@ -53,9 +53,9 @@ def conclude(session: Session, *, force: bool = False, restart: bool = False) ->
         for opened in session.store.open_deployments(session.target.name):
             session.store.end_deployment(opened.id, "reverted")
         session.store.record_states(session.target.host, session.target, restoration.states, "revert", None)
-        ended = _end_engine(session, restoration)
+        ended = _end_engine(session)
     _require_baseline(session, restoration, stored)
-    if restart and ended != "restarted":
+    if restart:
         _restart(session, restoration)
         ended = "restarted"
     return Concluded(restoration, ended)
@@ -70,19 +70,17 @@ def _require_baseline(session: Session, restoration: Restoration, stored: Snapsh
         )
 
 
-def _end_engine(session: Session, restoration: Restoration) -> EngineEnd:
-    """Stops the engine when it still holds other bytes in memory than those now on disk."""
+def _end_engine(session: Session) -> EngineEnd:
+    """Stops the engine that orch started, whatever it holds in memory, and with it any load that a killed orch left."""
     process = serve.running(session.remote, session.engine)
-    if process is None or process.deployed_digest == restoration.digest:
+    if process is None:
         return "none"
-    session.say("stop", f"stopping {session.engine.name}: it still holds {short(process.deployed_digest)} in memory")
+    session.say("stop", f"stopping {session.engine.name}: it holds {short(process.deployed_digest)} in memory")
     serve.stop(session.remote, session.engine)
     return "stopped"
 
 
 def _restart(session: Session, restoration: Restoration) -> None:
-    if serve.running(session.remote, session.engine) is not None:
-        serve.stop(session.remote, session.engine)
     session.say("start", f"starting {session.engine.name} on the baseline")
     process = serve.start(session.remote, session.engine, deployed_digest=restoration.digest)
     serve.wait_ready(session.remote, session.engine, process)

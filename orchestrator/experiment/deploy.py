@@ -5,7 +5,15 @@ from __future__ import annotations
 import contextlib
 
 from orchestrator import push, serve
-from orchestrator.errors import InterruptedError_, LeaseLostError, OrchError, StaleBaseError, VariantError
+from orchestrator.errors import (
+    InterruptedError_,
+    LeaseLostError,
+    LineLostError,
+    OrchError,
+    RemoteTimeoutError,
+    StaleBaseError,
+    VariantError,
+)
 from orchestrator.experiment.guards import expected_files, reconcile, refuse_foreign_lease, with_diff
 from orchestrator.interrupts import shielded
 from orchestrator.project import holder
@@ -38,7 +46,7 @@ def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S) -> 
     live = reconcile(session, look(session, "push"))
     refuse_foreign_lease(session, live)
     expected = expected_files(session, live, baseline)
-    nonce = live.nonce if live.is_ours and live.nonce else push.new_nonce()
+    nonce = live.deployment.nonce if live.deployment else push.new_nonce()
     session.store.record_variant(variant)
     deployment_id = session.store.begin_deployment(
         target=session.target.name,
@@ -69,6 +77,9 @@ def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S) -> 
         with shielded("putting the host back"):
             _put_back(session, nonce, deployment_id)
         raise InterruptedError_("interrupted: the push was undone and the host is as it was") from None
+    except (LineLostError, RemoteTimeoutError) as exc:  # only the host knows whether it arrived: `orch status` asks
+        session.store.end_deployment(deployment_id, "unknown", error=str(exc))
+        raise
     except OrchError as exc:
         session.store.end_deployment(deployment_id, "failed", error=str(exc))
         raise

@@ -36,8 +36,8 @@ def find_drift(session: Session) -> FileDrift:
     wanted: Sequence[tuple[str, str]] = tuple(expected_files(session, live, baseline).items())
     files = baseline.files
     expected_digest, name = baseline.digest, BASELINE
-    if live.is_ours and not live.is_clean and live.deployed_variant not in (None, BASELINE):
-        expected_digest, name = manifest_digest(wanted), live.deployed_variant or BASELINE
+    if live.deployment is not None and not live.is_clean:
+        expected_digest, name = manifest_digest(wanted), live.deployment.variant
         files = session.store.files(expected_digest)
     session.store.record_snapshot(snapshot, "drift", dict(wanted))
     diff = workspace.diff(files, snapshot.files) if snapshot.digest != expected_digest else []

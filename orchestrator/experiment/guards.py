@@ -12,17 +12,27 @@ from orchestrator.session import Live, Session, look
 
 
 def reconcile(session: Session, live: Live) -> Live:
-    """Finishes the record of deployments that a killed controller or a lapsed lease left open.
+    """Finishes the record of what a killed controller or a lapsed lease left open; the host is the truth.
 
-    The host's journal and lease are the truth: clean and not leased under our nonce means that the host was restored.
+    Under our lease, an intent whose bytes are live arrived, and one whose bytes are not did not. A clean host without
+    our lease was restored. Does nothing while another orch of this project is at work.
     """
-    for opened in session.store.open_deployments(session.target.name):
-        if live.lease is not None and live.lease.nonce == opened.nonce:
-            if opened.status == "intent" and opened.digest == live.digest:
-                session.store.end_deployment(opened.id, "pushed", error="its controller was gone before it said so")
-        elif live.is_clean:
-            session.store.end_deployment(opened.id, "reverted", error="found restored: its lease had ended")
-    return look(session, "status")
+    if not session.is_locked:
+        return live
+    store, n_ended = session.store, 0
+    store.fail_running_trials(session.target.name, "its controller was gone before the end")
+    for opened in store.open_deployments(session.target.name):
+        is_leased = live.lease is not None and live.lease.nonce == opened.nonce
+        if is_leased and opened.status != "pushed" and opened.digest == live.digest and not live.is_clean:
+            store.end_deployment(opened.id, "pushed", error="its controller was gone before it said so")
+        elif is_leased and opened.status != "pushed" and not live.is_clean:
+            store.end_deployment(opened.id, "failed", error="it never arrived: its controller was gone before")
+        elif not is_leased and live.is_clean:
+            store.end_deployment(opened.id, "reverted", error="found restored: its lease had ended")
+        else:
+            continue
+        n_ended += 1
+    return look(session, "status") if n_ended else live
 
 
 def refuse_foreign_lease(session: Session, live: Live) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from orchestrator import bench, provenance, push, serve
 from orchestrator.errors import EngineDiedError, LeaseLostError, OrchError, StaleBaseError
-from orchestrator.experiment.deploy import PUSH_TTL_S
 from orchestrator.experiment.guards import reconcile, refuse_foreign_lease, with_diff
 from orchestrator.interrupts import shielded
 from orchestrator.project import holder
@@ -35,6 +34,7 @@ class Trial:
     loads: list[LoadResult] = field(default_factory=list)
     reasons: tuple[str, ...] = ()
     status: TrialStatus = "running"
+    digest_after: str | None = None
 
 
 LoadWatch = Callable[[LoadProgress], None]
@@ -89,7 +89,7 @@ def trial(
                 if not keep_running or started.status == "failed":
                     session.say("stop", f"stopping {session.engine.name}")
                     serve.stop(session.remote, session.engine)
-                _end_trial(session, live, started)
+                _end_trial(session, started)
     return started
 
 
@@ -100,7 +100,9 @@ def _arm_on_host(session: Session) -> Live:
     deployed_before = session.store.open_deployments(session.target.name)
     live = reconcile(session, look(session, "bench-before"))
     refuse_foreign_lease(session, live)
-    wanted = next((d.variant for d in deployed_before if d.variant != BASELINE), None)
+    wanted = next(
+        (d.variant for d in reversed(deployed_before) if d.variant != BASELINE and d.status == "pushed"), None
+    )
     if wanted is not None and live.name != wanted:
         raise LeaseLostError(
             f"{session.target.host}: {wanted} is no longer live ({live.name or 'unknown bytes'} is, "
@@ -133,10 +135,10 @@ def _hold(session: Session, live: Live) -> Iterator[tuple[int, push.LeaseKeeper]
         The id of the deployment under which the trial runs, and the keeper of its lease.
     """
     assert live.digest is not None
-    if not live.is_clean and live.nonce is not None:
-        opened = session.store.open_deployments(session.target.name)
-        with push.LeaseKeeper(session.remote, session.target, nonce=live.nonce, ttl_s=PUSH_TTL_S) as keeper:
-            yield opened[0].id, keeper
+    if live.deployment is not None and live.lease is not None and not live.is_clean:
+        ttl_s = max(live.lease.remaining_s, TRIAL_TTL_S)  # as long as the push asked for, but never a breath
+        with push.LeaseKeeper(session.remote, session.target, nonce=live.deployment.nonce, ttl_s=ttl_s) as keeper:
+            yield live.deployment.id, keeper
         return
     nonce = push.new_nonce()
     hold_id = session.store.begin_deployment(
@@ -179,7 +181,6 @@ def _serve_and_load(
     for concurrency in concurrencies:
         load = _load(session, started, workload, concurrency, keeper, on_load)
         started.loads.append(load)
-        session.store.record_load(started.trial_id, load)
         _refuse_dead_engine(session, started)
     reasons = _contamination(session, live, started)
     started.reasons = tuple(reasons)
@@ -223,6 +224,7 @@ def _load(
     keeper: push.LeaseKeeper,
     on_load: LoadWatch | None,
 ) -> LoadResult:
+    """One load, on record when this returns."""
     run_dir = f"{session.remote.scratch_dir()}/runs/{session.target.name}-{started.trial_id}-c{concurrency}"
     session.say("load", f"concurrency {concurrency}")
 
@@ -230,7 +232,7 @@ def _load(
         if keeper.lost is not None:
             raise keeper.lost
 
-    return bench.run_load(
+    load = bench.run_load(
         session.remote,
         session.engine,
         workload,
@@ -239,6 +241,9 @@ def _load(
         on_progress=on_load,
         check=refuse_lost_lease,
     )
+    session.store.record_load(started.trial_id, load)
+    bench.remove_load(session.remote, run_dir)  # its raw result is on record
+    return load
 
 
 def _refuse_dead_engine(session: Session, started: Trial) -> None:
@@ -257,6 +262,7 @@ def _contamination(session: Session, live: Live, started: Trial) -> list[str]:
     assert started.service is not None
     expected = {name: digest for name, digest in live.by_file.items() if digest is not None}
     after = look(session, "bench-after", expected)
+    started.digest_after = after.digest
     reasons = []
     if after.digest != live.digest:
         reasons.append(f"the live file changed under load: {short(live.digest)} before, {short(after.digest)} after")
@@ -269,7 +275,7 @@ def _contamination(session: Session, live: Live, started: Trial) -> list[str]:
     return reasons
 
 
-def _end_trial(session: Session, live: Live, started: Trial) -> None:
+def _end_trial(session: Session, started: Trial) -> None:
     kernels = None
     if started.service is not None:
         with contextlib.suppress(OrchError):  # evidence only: its absence is stored as not measured
@@ -278,5 +284,9 @@ def _end_trial(session: Session, live: Live, started: Trial) -> None:
                 session.remote, session.engine, started.service.process, session.target.kernel, cache_dir
             )
     session.store.end_trial(
-        started.trial_id, started.status, reasons=started.reasons, digest_after=live.digest, triton_kernels=kernels
+        started.trial_id,
+        started.status,
+        reasons=started.reasons,
+        digest_after=started.digest_after,
+        triton_kernels=kernels,
     )

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.connection import connect
 from orchestrator.demo.ssh_host import Server, ThrowawaySshHost, find_sshd
-from orchestrator.errors import LineLostError, LoginRefusedError
+from orchestrator.errors import ConnectionError_, LineLostError, LoginRefusedError
 from orchestrator.records import Host
 from tests.support.waiting import wait_until
 
@@ -78,7 +78,7 @@ def test_stop_ends_the_sessions_and_leaves_what_was_detached(server: Server, tmp
             assert not _is_alive(throwaway.pid)
             throwaway.stop()
             assert _is_alive(engine.pid)
-            with pytest.raises(Exception, match="cannot be reached|lost"):
+            with pytest.raises(ConnectionError_):
                 remote.run("true", timeout_s=10)
         finally:
             os.kill(engine.pid, signal.SIGKILL)
@@ -114,37 +114,3 @@ def test_nothing_of_the_users_ssh_folder_is_made(server: Server, tmp_path: Path)
     with ThrowawaySshHost(tmp_path / "host", prefer=server) as throwaway, connect(_inventory_host(throwaway)) as remote:
         remote.run("true")
     assert not (Path.home() / ".ssh").exists()
-
-
-def test_as_an_ordinary_user(tmp_path: Path) -> None:
-    """sshd needs no root: an unprivileged user can start it and log in as itself."""
-    if os.getuid() != 0 or find_sshd() is None:
-        pytest.skip("needs root to become somebody else, and sshd")
-    folder = Path(subprocess.run(["mktemp", "-d"], check=True, capture_output=True, text=True).stdout.strip())
-    program = (
-        "import os\nfrom pathlib import Path\nfrom orchestrator.connection import connect\n"
-        "from orchestrator.records import Host\nfrom orchestrator.demo.ssh_host import ThrowawaySshHost\n"
-        f"with ThrowawaySshHost(Path({str(folder / 'host')!r})) as h:\n"
-        "    with connect(Host(name='a', ssh=h.alias, ssh_config=str(h.ssh_config_path))) as r:\n"
-        "        print(h.server, r.run('id -u').text, end='')\n"
-    )
-    try:
-        os.chown(folder, 65534, 65534)
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            user=65534,
-            group=65534,
-            extra_groups=[],
-            env={**os.environ, "HOME": str(folder)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    finally:
-        subprocess.run(["rm", "-rf", str(folder)], check=True)
-    if "ModuleNotFoundError" in done.stderr or "Permission denied" in done.stderr:
-        pytest.skip("another user cannot read this installation")
-    if "nologin" in done.stderr or "account is currently not available" in done.stdout + done.stderr:
-        pytest.skip("nobody has no login shell here")
-    assert done.stdout.split() == ["sshd", "65534"], done.stderr

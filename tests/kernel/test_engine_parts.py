@@ -17,8 +17,9 @@ import numpy as np  # noqa: E402
 from kernel import sparse_mla_decode  # noqa: E402
 from kernel.engine.graphs import buckets_up_to  # noqa: E402
 from kernel.engine.loading import load_module  # noqa: E402
+from kernel.engine.model import Model  # noqa: E402
 from kernel.engine.options import EngineOptions  # noqa: E402
-from kernel.engine.runner import DecodeInputs, Runner  # noqa: E402
+from kernel.engine.runner import SOFTMAX_SCALE, DecodeInputs, Runner  # noqa: E402
 from kernel.engine.scheduler import Chunk, Sequence  # noqa: E402
 
 pytestmark = pytest.mark.kernel
@@ -94,6 +95,28 @@ def test_decode_continues_what_prefill_began(topk: int) -> None:
     ]
     assert next_tokens == expected
     assert len(set(expected)) > 5
+
+
+def test_only_relative_positions_count() -> None:
+    """A text at positions 0 … 29 and the same text at 1000 … 1029 go on with the same token: positions are rotations.
+
+    Every rotation is needed for that: of the query, of the key, and the one that turns the values back.
+    """
+    model = Model(layers=2, heads=4, hidden=128, vocab=4096, max_model_len=2048, seed=0, device=torch.device("cpu"))
+    tokens = torch.tensor([(53 * n) % 4096 for n in range(30)])
+    hidden = torch.ones(30, 30).triu(1).bool()
+    written: dict[int, torch.Tensor] = {}
+
+    def attend(layer: int, q_NHD: torch.Tensor) -> torch.Tensor:
+        score = (q_NHD.double() @ written[layer].double().T) * SOFTMAX_SCALE
+        return score.masked_fill(hidden[:, None], -torch.inf).softmax(2) @ written[layer].double()
+
+    at_zero, at_thousand = (
+        model.next_tokens(tokens, torch.arange(30) + offset, None, written.__setitem__, attend) for offset in (0, 1000)
+    )
+    assert at_zero.tolist() == at_thousand.tolist()
+    swapped = model.next_tokens(tokens, torch.arange(30).flip(0), None, written.__setitem__, attend)
+    assert swapped.tolist() != at_zero.tolist()
 
 
 def test_unused_rows_are_padding() -> None:

@@ -15,7 +15,7 @@ from orchestrator.agent.answers import Answer, FileAnswer, Refusal, parse
 
 SCRIPT_PATH = Path(orchestrator.agent.__file__).with_name("orch_agent.sh")
 SCRIPT = SCRIPT_PATH.read_text(encoding="utf-8")
-STEPS = tuple(dict.fromkeys(re.findall(r"\bstep ([a-z-]+)", SCRIPT)))
+STEPS = tuple(dict.fromkeys(re.findall(r"^ *step ([a-z-]+)", SCRIPT, re.MULTILINE)))
 BASE = b"num_stages = 2\n"
 NEW = b"num_stages = 3\n"
 OLD_MTIME_S = 1_700_000_000
