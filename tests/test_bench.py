@@ -344,6 +344,7 @@ def test_the_scripts_run_in_every_common_shell(tmp_path: Path, shell: str) -> No
     argv = [*words, "-c", bench.detached.WRAPPER, "orch", run_dir, "sh", "-c", "echo last words; exec sleep 60"]
     with subprocess.Popen(argv, start_new_session=True):
         wait_until(lambda: sh(bench.detached.LOOK, run_dir, "", "25").startswith("running "))
+        wait_until(lambda: (tmp_path / "run" / "client.log").read_text() == "last words\n")
         sh(bench.detached.STOP, run_dir, "50")
     seen = sh(bench.detached.LOOK, run_dir, "", "25").splitlines()
     assert seen[0].startswith("ended ") and seen[0].endswith(" 143") and seen[1:3] == ["", "last words"]

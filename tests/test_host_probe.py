@@ -8,8 +8,10 @@ import json
 import os
 import py_compile
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from orchestrator import host, provenance, serve
 from orchestrator.connection import Spawned
 from orchestrator.connection.local import LocalRemote
 from orchestrator.errors import PortTakenError
-from orchestrator.host import bytecode, interpreter, masking, probe, process_table
+from orchestrator.host import bytecode, interpreter, masking, probe, process_table, stop
 from orchestrator.records import Engine
 from tests.support.tiny_host import TinyHost, is_alive, until
 
@@ -289,8 +291,6 @@ def test_only_a_start_that_is_surely_later_counts(started_s: float, resolution_s
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_start_times_agree_with_the_clock() -> None:
     """A process started between two looks at the clock has a start between them, to one tick."""
-    import time
-
     before = time.time()
     with subprocess.Popen(["sleep", "60"]) as child:
         after = time.time()
@@ -323,6 +323,19 @@ def test_a_name_with_brackets_does_not_shift_the_fields(tmp_path: Path) -> None:
         child.kill()
     assert found is not None
     assert found.parent == os.getpid()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_signal_goes_to_the_process_that_was_looked_at_or_to_nobody() -> None:
+    """A pid that was used again between the look and the signal is spared; the right one is hit."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        found = process_table.process(child.pid)
+        assert found is not None
+        stop._send(found._replace(start="1"), signal.SIGKILL)
+        assert child.poll() is None
+        assert is_alive(child.pid)
+        stop._send(found, signal.SIGKILL)
+        assert child.wait(timeout=20) == -signal.SIGKILL
 
 
 def test_an_overwritten_environment_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

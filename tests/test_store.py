@@ -262,7 +262,7 @@ _requests = st.lists(
     st.builds(
         RequestRecord,
         i=st.integers(0, 2**40),
-        sent_s=st.floats(allow_nan=False, allow_infinity=False),
+        sent_s=st.none() | st.floats(allow_nan=False, allow_infinity=False),
         first_chunk_s=_seconds,
         last_chunk_s=_seconds,
         n_input_tokens=_count,

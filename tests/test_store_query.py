@@ -142,3 +142,13 @@ def test_ctrl_c_ends_a_query_that_never_ends(store: Store) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
     assert store.query("select 1")[1] == [(1,)]
+
+
+def test_results_of_an_untrustworthy_start_are_not_ok(tmp_path: Path) -> None:
+    """A good load of a start that failed or was contaminated does not show up under status 'ok'."""
+    with Store.open(tmp_path / "results.db") as store:
+        for status in ("contaminated", "failed"):
+            make.trial(store, loads=(make.load(8, 100.0),), status=status)
+        columns, rows = store.query("select status, load_status, trial_status from results order by trial_id")
+    assert columns == ("status", "load_status", "trial_status")
+    assert rows == [("contaminated", "ok", "contaminated"), ("failed", "ok", "failed")]

@@ -20,6 +20,7 @@ from kernel.engine.options import EngineOptions
 from kernel.engine.scheduler import Chunk, Sequence
 
 SOFTMAX_SCALE = kv_pool.HEAD_DIM**-0.5
+QUERY_BLOCK = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,14 +141,15 @@ class Runner:
         positions = np.concatenate([np.arange(chunk.begin, chunk.end) for chunk in chunks])
         places = np.concatenate([chunk.sequence.places[chunk.begin : chunk.end] for chunk in chunks])
         lengths = [chunk.end - chunk.begin for chunk in chunks]
+        blocks = [block for chunk in chunks for block in _query_blocks(chunk)]
         places_N = torch.from_numpy(places).to(self.device)
 
         def append(layer: int, kv_ND: torch.Tensor) -> None:
             kv_pool.append(self._pools[layer], self._page_size, places_N, kv_ND)
 
         def attend(layer: int, q_NHD: torch.Tensor) -> torch.Tensor:
-            parts = zip(chunks, q_NHD.split(lengths), strict=True)
-            return torch.cat([self._prefill_attention(layer, chunk, q) for chunk, q in parts])
+            parts = zip(blocks, q_NHD.split([block.end - block.begin for block in blocks]), strict=True)
+            return torch.cat([self._prefill_attention(layer, block, q) for block, q in parts])
 
         next_tokens = self._model.next_tokens(
             torch.tensor(tokens, device=self.device),
@@ -158,17 +160,23 @@ class Runner:
         )
         return next_tokens.tolist()
 
-    def _prefill_attention(self, layer: int, chunk: Chunk, q_QHD: torch.Tensor) -> torch.Tensor:
-        """Dense attention of one chunk's Q tokens over their C context tokens; bf16 [Q, H, 512]."""
-        first = max(0, chunk.begin + 1 - self._topk)
-        places_C = torch.from_numpy(chunk.sequence.places[first : chunk.end]).to(self.device)
+    def _prefill_attention(self, layer: int, block: Chunk, q_QHD: torch.Tensor) -> torch.Tensor:
+        """Dense attention of one block's Q tokens over their C context tokens; bf16 [Q, H, 512]."""
+        first = max(0, block.begin + 1 - self._topk)
+        places_C = torch.from_numpy(block.sequence.places[first : block.end]).to(self.device)
         kv_CD = kv_pool.unpack(self._pools[layer], self._page_size, places_C, torch.float32)
-        at_Q = torch.arange(chunk.begin, chunk.end, device=self.device)[:, None]
-        at_C = torch.arange(first, chunk.end, device=self.device)
+        at_Q = torch.arange(block.begin, block.end, device=self.device)[:, None]
+        at_C = torch.arange(first, block.end, device=self.device)
         hidden_QC = (at_C > at_Q) | (at_C <= at_Q - self._topk)
         score_QHC = (q_QHD.float() @ kv_CD.T) * SOFTMAX_SCALE
         weight_QHC = score_QHC.masked_fill_(hidden_QC[:, None], -torch.inf).softmax(dim=2)
         return (weight_QHC @ kv_CD).to(torch.bfloat16)
+
+
+def _query_blocks(chunk: Chunk) -> list[Chunk]:
+    """The chunk in blocks of queries, so that early ones do not compute the scores of all that follows them."""
+    begins = range(chunk.begin, chunk.end, QUERY_BLOCK)
+    return [Chunk(sequence=chunk.sequence, begin=begin, end=min(begin + QUERY_BLOCK, chunk.end)) for begin in begins]
 
 
 def _device(name: str) -> torch.device:

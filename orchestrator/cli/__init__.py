@@ -15,6 +15,7 @@ import click
 
 from orchestrator.cli.exit_codes import FAILED, INTERRUPTED, MEANINGS, WRONG_USE, exit_code_of
 from orchestrator.errors import OrchError
+from orchestrator.interrupts import raise_on_signals
 from orchestrator.version import VERSION
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -98,6 +99,7 @@ def orch(ctx: click.Context, inventory_path: str, debug: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: runs the command and exits with the code that ``exit_codes`` gives."""
+    raise_on_signals()
     sys.exit(run(argv))
 
 

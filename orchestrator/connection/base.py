@@ -70,7 +70,7 @@ class Remote(ABC):
         stdin: bytes = b"",
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Completed:
-        """Runs a POSIX sh script on the host in one round trip (two with the connection's channel opening).
+        """Runs a POSIX sh script on the host: one round trip, three when no shell was prepared for it yet.
 
         Args:
             script: sh source; ``$1 …`` are ``args``. It may read ``stdin`` to its end. ``exit`` ends the script only.

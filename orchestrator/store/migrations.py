@@ -289,7 +289,7 @@ def _create_measurements(database: Database) -> None:
         CREATE TABLE requests (
             load_id INTEGER NOT NULL REFERENCES loads (id),
             i INTEGER NOT NULL,
-            sent_s REAL NOT NULL,
+            sent_s REAL,  -- NULL: the load ended before it was sent
             first_chunk_s REAL,
             last_chunk_s REAL,
             n_input_tokens INTEGER,
@@ -351,13 +351,15 @@ def _create_views(database: Database) -> None:
             substr(trials.digest, length('sha256:') + 1, 12) AS short_digest,
             trials.host,
             loads.concurrency_cap AS concurrency,
-            loads.status,
+            -- a good load of a start that cannot be trusted is not a good result
+            CASE trials.status WHEN 'ok' THEN loads.status ELSE trials.status END AS status,
             {values},
             loads.started_at,
             loads.trial_id,
             trials.workload_name AS workload,
             loads.client,
             trials.status = 'contaminated' AS is_contaminated,
+            loads.status AS load_status,
             trials.status AS trial_status,
             loads.id AS load_id
         FROM loads JOIN trials ON trials.id = loads.trial_id

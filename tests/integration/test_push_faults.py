@@ -63,6 +63,18 @@ def test_a_push_killed_at_any_step_is_mended(file: HostFile, step: str) -> None:
     mends(file, before)
 
 
+@pytest.mark.parametrize("step", ["stage", "journal", "rename", "verify"])
+def test_a_second_push_killed_over_the_first_is_mended(file: HostFile, step: str) -> None:
+    """V1 is live and the push of V2 dies: whichever of the two is there is known as orch's own, and is restored."""
+    before = file.identity()
+    file.push(b"v1\n")
+    assert file.push(expected=b"v1\n", faults={"ORCH_KILL": step}).exit_code == -signal.SIGKILL
+    assert file.path.read_bytes() in (b"v1\n", NEW)
+    assert file.revert().only.outcome == "restored"
+    assert file.identity() == before
+    assert not file.has_trace
+
+
 @pytest.mark.parametrize("step", REVERT_STEPS)
 def test_a_revert_killed_at_any_step_is_mended(file: HostFile, step: str) -> None:
     """kill -9 at each named step of a revert: the next revert finishes it."""
