@@ -106,6 +106,16 @@ def orch_read(server: ThrowawaySshHost, remote_path: Path) -> Callable[[Path], C
     return prepare
 
 
+def orch_cat(server: ThrowawaySshHost, remote_path: Path) -> Callable[[Path], Callable[[], object]]:
+    """The bytes alone, as scp moves them: what is left of ``Remote.read`` without its digest."""
+
+    def prepare(config: Path) -> Callable[[], object]:
+        remote = SshRemote(Host(name="bench", ssh=server.alias, ssh_config=str(config)))
+        return lambda: remote.run('cat "$1"', [str(remote_path)])
+
+    return prepare
+
+
 def orch_true(server: ThrowawaySshHost) -> Callable[[Path], Callable[[], object]]:
     """The smallest possible ``Remote.run``."""
 
@@ -153,23 +163,61 @@ def scp_read(server: ThrowawaySshHost, remote_path: Path) -> Callable[[Path], Ca
     return prepare
 
 
+def scp_shared(server: ThrowawaySshHost, remote_path: Path) -> Callable[[Path], Callable[[], object]]:
+    """``scp`` over a master connection that is already open: what a warm ``Remote.read`` must be compared with."""
+
+    def prepare(config: Path) -> Callable[[], object]:
+        here = server.folder / "scp_shared_copy"
+        # a short path: a socket's may not be longer than about 100 bytes
+        shared = ["-o", "ControlMaster=auto", "-o", f"ControlPath={server.folder}/%C", "-o", "ControlPersist=60"]
+        argv = ["scp", "-q", "-F", str(config), *shared, f"{server.alias}:{remote_path}", str(here)]
+        return lambda: subprocess.run(argv, check=True, stderr=subprocess.DEVNULL)
+
+    return prepare
+
+
+def orch_read_cold(server: ThrowawaySshHost, remote_path: Path) -> Callable[[Path], Callable[[], object]]:
+    """Connect, ``Remote.read``, close: what a connecting ``scp`` must be compared with."""
+
+    def prepare(config: Path) -> Callable[[], object]:
+        def operation() -> None:
+            with SshRemote(Host(name="bench", ssh=server.alias, ssh_config=str(config))) as remote:
+                remote.read(str(remote_path))
+
+        return operation
+
+    return prepare
+
+
 def measure_large(server: ThrowawaySshHost, repeats: int) -> list[Row]:
-    """Sixteen megabytes from the host, alternating so that both see the same machine."""
+    """Sixteen megabytes from the host, like against like: cold beside cold, warm beside warm; all interleaved."""
     path = server.folder / "large"
     path.write_bytes(os.urandom(LARGE_BYTES))
-    ours, theirs = orch_read(server, path)(server.ssh_config_path), scp_read(server, path)(server.ssh_config_path)
-    ours(), theirs()
-    times: dict[str, list[float]] = {"orch": [], "scp": []}
+    config = server.ssh_config_path
+    operations = {
+        "scp, connecting": scp_read(server, path)(config),
+        "Remote.read, connecting, with digest": orch_read_cold(server, path)(config),
+        "scp, shared connection": scp_shared(server, path)(config),
+        "Remote.run cat, warm, no digest": orch_cat(server, path)(config),
+        "Remote.read, warm, with digest": orch_read(server, path)(config),
+    }
+    times: dict[str, list[float]] = {name: [] for name in operations}
+    for operation in operations.values():
+        operation()
     for _ in range(repeats):
-        for name, operation in (("orch", ours), ("scp", theirs)):
+        for name, operation in operations.items():
             started = time.perf_counter()
             operation()
             times[name].append(time.perf_counter() - started)
-    scp_s, orch_s = statistics.median(times["scp"]), statistics.median(times["orch"])
-    return [
-        Row("16 MB: scp (connects each time, no digest)", scp_s),
-        Row("16 MB: Remote.read (warm, with digest)", orch_s, ratio=orch_s / scp_s, against="scp"),
-    ]
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    rows, against = [], ""
+    for name, seconds in medians.items():
+        if name.startswith("scp"):
+            against = name
+            rows.append(Row(f"16 MB: {name}", seconds))
+        else:
+            rows.append(Row(f"16 MB: {name}", seconds, ratio=seconds / medians[against], against=against))
+    return rows
 
 
 def measure_small(server: ThrowawaySshHost, round_trip_s: float, repeats: int) -> list[Row]:

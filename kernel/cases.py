@@ -53,12 +53,16 @@ class Case:
     on_interpreter: bool = True
 
 
+Pool = tuple[torch.Tensor, torch.Tensor, int, "torch.Tensor | None"]
+"""(kv_pool, indices_BT, page_size, topk_length_B or None)"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
     """The tensors of one case; ``pools`` as ``reference.reference_decode`` takes them."""
 
     q_B1HD: torch.Tensor
-    pools: tuple[tuple[torch.Tensor, torch.Tensor, int, torch.Tensor | None], ...]
+    pools: tuple[Pool, ...]
     attention_sink_H: torch.Tensor | None
 
 
@@ -113,7 +117,7 @@ def make_inputs(case: Case, seed: int, device: torch.device | str = "cpu") -> In
     )
 
 
-def _make_pool(case: Case, topk: int, page_size: int, draw: torch.Generator):
+def _make_pool(case: Case, topk: int, page_size: int, draw: torch.Generator) -> Pool:
     n_pages = case.n_pages or -(-2 * topk // page_size) + 1
     values = torch.randn(n_pages, page_size, kv_pool.HEAD_DIM, generator=draw) * case.magnitude
     pool = kv_pool.pack(values)
@@ -139,7 +143,7 @@ def _make_pool(case: Case, topk: int, page_size: int, draw: torch.Generator):
     return pool, indices, page_size, lengths
 
 
-def _make_second_pool(case: Case, draw: torch.Generator):
+def _make_second_pool(case: Case, draw: torch.Generator) -> Pool:
     pool, indices, page_size, _ = _make_pool(
         Case(name=case.name, n_rows=case.n_rows, missing="some", magnitude=case.magnitude),
         case.second_topk or 0,

@@ -66,6 +66,9 @@ PROGRAMS_PER_MULTIPROCESSOR = 2
 MULTIPROCESSORS_INTERPRETED = 4  # makes the interpreter walk several splits, as a GPU would
 LOG2_E = math.log2(math.e)
 
+Pool = tuple[torch.Tensor, torch.Tensor, int, "torch.Tensor | None"]
+"""(kv_pool, indices_BT, page_size, topk_length_B or None)"""
+
 
 @triton.autotune(
     configs=[
@@ -280,7 +283,7 @@ def sparse_mla_decode(
     Raises:
         ValueError: a shape, dtype or layout is not as above; the text names the argument.
     """
-    pools = [(kv_pool, indices_BT, page_size, topk_length_B)]
+    pools: list[Pool] = [(kv_pool, indices_BT, page_size, topk_length_B)]
     if second_kv_pool is not None and second_indices_BT is not None and second_page_size is not None:
         pools.append((second_kv_pool, second_indices_BT, second_page_size, second_topk_length_B))
     elif any(x is not None for x in (second_kv_pool, second_indices_BT, second_page_size, second_topk_length_B)):
@@ -320,7 +323,15 @@ def n_splits_of(n_rows: int, n_head_blocks: int, topk: int, n_multiprocessors: i
 # ---- Triton
 
 
-def _decode_triton(q, pools, sink, scale, out, lse, config) -> None:
+def _decode_triton(
+    q: torch.Tensor,
+    pools: list[Pool],
+    sink: torch.Tensor | None,
+    scale: float,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    config: Any,
+) -> None:
     """Launch one split kernel a pool into common partial results, then the merge kernel."""
     n_rows, _, n_heads, _ = q.shape
     block_h = block_h_of(n_heads)
@@ -401,7 +412,15 @@ def _n_multiprocessors(device: torch.device) -> int:
 # ---- torch
 
 
-def _decode_torch(q, pools, sink, scale, out, lse, config) -> None:
+def _decode_torch(
+    q: torch.Tensor,
+    pools: list[Pool],
+    sink: torch.Tensor | None,
+    scale: float,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    config: Any,
+) -> None:
     """The same tiled online softmax in torch: one row after the other, BLOCK_T tokens a tile.
 
     Rows are not batched together, as programs on a GPU are not: a row's result does not depend on its neighbours.
@@ -467,7 +486,9 @@ def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return values.to(device), scales.to(device)
 
 
-def _finished(maximum_H, total_H, acc_HD, sink_H) -> tuple[torch.Tensor, torch.Tensor]:
+def _finished(
+    maximum_H: torch.Tensor, total_H: torch.Tensor, acc_HD: torch.Tensor, sink_H: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and lse of one row. ``== 0`` and not ``> 0``: a NaN sum is a NaN result, not an empty row."""
     is_empty_H = total_H == 0
     lse_H = maximum_H + torch.log(total_H)  # −inf + −inf where empty
@@ -481,7 +502,7 @@ def _finished(maximum_H, total_H, acc_HD, sink_H) -> tuple[torch.Tensor, torch.T
 # ---- arguments
 
 
-def _check_arguments(q, pools, sink) -> None:
+def _check_arguments(q: torch.Tensor, pools: list[Pool], sink: torch.Tensor | None) -> None:
     if q.dim() != 4 or q.shape[1] != 1 or q.shape[3] != HEAD_DIM or q.dtype != torch.bfloat16 or q.stride(3) != 1:
         raise ValueError(f"q_B1HD must be bf16 [B, 1, H, 512], last dimension contiguous; got {_shape(q)}")
     if sink is not None and (tuple(sink.shape) != (q.shape[2],) or sink.dtype != torch.float32):
@@ -500,7 +521,9 @@ def _check_arguments(q, pools, sink) -> None:
             raise ValueError(f"{which}topk_length_B must be int32 [{q.shape[0]}]; got {_shape(length)}")
 
 
-def _output(given, name: str, q, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _output(
+    given: torch.Tensor | None, name: str, q: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
     if given is None:
         return torch.empty(shape, dtype=dtype, device=q.device)
     if tuple(given.shape) != shape or given.dtype != dtype or not given.is_contiguous():

@@ -647,6 +647,7 @@ class Progress:
     Attributes:
         stage: one word: pull, push, start, ready, prove, warm-up, load, stop, revert.
         text: what, for people. done, total: where the step is counted. elapsed_s, left_s: of the step, when known.
+        detail: what of it just now; the step stays the same when this changes.
     """
 
     stage: str
@@ -655,3 +656,4 @@ class Progress:
     total: int | None = None
     elapsed_s: float | None = None
     left_s: float | None = None
+    detail: str = ""

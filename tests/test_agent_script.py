@@ -423,7 +423,7 @@ def test_without_a_restore_the_script_does_not_run(file: HostFile, tmp_path: Pat
     marker = tmp_path / "ran"
     file.push(on_restore=f"touch {marker}".encode())
     file.revert()
-    reply = file.push(ttl_s=2, on_restore=f"touch {marker}".encode(), faults={"ORCH_KILL": "stage"})
+    reply = file.push(ttl_s=2, on_restore=f"touch {marker}".encode(), faults={"ORCH_KILL": "commit"})
     assert reply.exit_code == -9
     wait_until(lambda: not file.has_trace and not watchers_of(file.path))
     assert not marker.exists()

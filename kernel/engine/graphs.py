@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -53,7 +54,7 @@ class DecodeGraphs:
         captured.graph.replay()
         return captured.next_tokens_B.tolist()[: len(sequences)]
 
-    def _capture(self, bucket: int, pool) -> CapturedStep:
+    def _capture(self, bucket: int, pool: Any) -> CapturedStep:
         host = DecodeInputs.zeros(bucket, self._topk, pinned=True)
         device = DecodeInputs.zeros(bucket, self._topk, device="cuda")
         # Padding rows have empty token lists; tuning on those would time nothing. Full lists in the padding page do.

@@ -104,7 +104,16 @@ class Model:
             x_NE = x_NE[last_M]
         return (_norm(x_NE) @ self._head_ET).float().argmax(dim=1)
 
-    def _attention(self, number, layer, x_NE, cos_N, sin_N, append: Append, attend: Attend) -> torch.Tensor:
+    def _attention(
+        self,
+        number: int,
+        layer: LayerWeights,
+        x_NE: torch.Tensor,
+        cos_N: torch.Tensor,
+        sin_N: torch.Tensor,
+        append: Append,
+        attend: Attend,
+    ) -> torch.Tensor:
         n_tokens = x_NE.shape[0]
         normed_NE = _norm(x_NE)
         kv_ND = _norm((normed_NE @ layer.kv_ED).float())

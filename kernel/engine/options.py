@@ -54,7 +54,7 @@ def parse_options(argv: list[str] | None = None) -> EngineOptions:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, required=True, help="port to listen on")
+    parser.add_argument("--port", type=_positive, required=True, help="port to listen on")
     parser.add_argument("--model-name", default=EngineOptions.model_name, help="the name that requests send")
     for name, text in {
         "layers": "layers",
@@ -77,6 +77,8 @@ def parse_options(argv: list[str] | None = None) -> EngineOptions:
     options = EngineOptions(**vars(parser.parse_args(argv)))
     if options.vocab < N_BYTE_TOKENS:
         parser.error(f"--vocab {options.vocab}: at least {N_BYTE_TOKENS}, for text prompts are bytes")
+    if options.port > 65_535:
+        parser.error(f"--port {options.port}: at most 65535")
     if options.n_pages < 2:
         parser.error(f"--n-pages {options.n_pages}: at least 2, for page 0 is kept for padding")
     return options

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from aiohttp import web
 
@@ -69,7 +69,7 @@ class Engine:
             on_failure=self._on_failure,
         )
 
-    async def progress_of(self, request: CompletionRequest) -> AsyncIterator[Progress]:
+    async def progress_of(self, request: CompletionRequest) -> AsyncGenerator[Progress, None]:
         """What becomes of a request, token by token. Leaving the iteration early cancels it.
 
         Raises:

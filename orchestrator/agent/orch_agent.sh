@@ -82,18 +82,10 @@ usage() { fail "$USAGE" usage because "$1"; }
 
 # ---- the host's own dialect: GNU, busybox, BSD
 
-now_s() { date +%s; }
-
-hash_input() {
-    case $digest_tool in
-        sha256sum) sha256sum ;;
-        shasum) shasum -a 256 ;;
-        openssl) openssl dgst -sha256 -r ;;
-    esac
-}
+# Every process costs a millisecond, so what the shell can do itself it does; a function inside $(…) costs one more.
 
 digest_of() { # sets digest; fails when the file cannot be read
-    digest=$({ hash_input <"$1"; } 2>/dev/null)
+    digest=$($hash 2>/dev/null <"$1") 2>/dev/null
     digest=${digest%% *}
     [ ${#digest} -eq 64 ]
 }
@@ -119,10 +111,10 @@ nap() { sleep 0.05 2>/dev/null || sleep 1; }
 is_number() { case $1 in '' | *[!0-9]*) return 1 ;; esac }
 
 find_tools() {
-    for digest_tool in sha256sum shasum openssl none; do
-        command -v "$digest_tool" >/dev/null 2>&1 && break
+    for hash in sha256sum 'shasum -a 256' 'openssl dgst -sha256 -r' ''; do
+        command -v "${hash%% *}" >/dev/null 2>&1 && break
     done
-    [ "$digest_tool" != none ] || fail "$BROKEN" tools because 'none of sha256sum, shasum, openssl is installed'
+    [ -n "$hash" ] || fail "$BROKEN" tools because 'none of sha256sum, shasum, openssl is installed'
     if command -v flock >/dev/null 2>&1; then has_flock=yes; else has_flock=no; fi
     # nohup only protects against a hangup, which is all that can be had where there is no setsid
     if command -v setsid >/dev/null 2>&1; then detach='setsid'; else detach='nohup'; fi
@@ -237,17 +229,21 @@ hold_by_flock() { # children inherit the lock on purpose: a mv that outlives thi
 }
 
 wait_for_flock() { # fails where the file system has no such lock
-    deadline=$(($(now_s) + 15))
+    deadline=
     while :; do
         flock -n 9 2>/dev/null
         case $? in 0) return 0 ;; 1) ;; *) return 1 ;; esac
-        [ "$(now_s)" -ge "$deadline" ] || {
-            nap
-            continue
-        }
-        [ "$may_write" = yes ] || return # only looking: then without it
-        fail "$BUSY" busy path "$asked" owner "another operation, in ${dir:-/}"
+        if is_too_late; then
+            [ "$may_write" = yes ] || return 1 # only looking: then without it
+            fail "$BUSY" busy path "$asked" owner "another operation, in ${dir:-/}"
+        fi
+        nap
     done
+}
+
+is_too_late() { # 15 seconds after its first call with an empty deadline
+    : "${deadline:=$(($(date +%s) + 15))}"
+    [ "$(date +%s)" -ge "$deadline" ]
 }
 
 hold_by_link() {
@@ -320,7 +316,7 @@ describe() {
 
 answer() {
     printf 'orch-agent 1\n'
-    say now "$(now_s)"
+    say now "$(date +%s)"
     each describe
     printf 'end\n'
 }
@@ -332,7 +328,7 @@ observe() {
 
 answer_with_bytes() { # without the mutex, for the line may be slow; the caller compares digests
     printf 'orch-agent 1\n'
-    say now "$(now_s)"
+    say now "$(date +%s)"
     each describe
     printf 'bytes\n'
     each cat_target
@@ -407,7 +403,7 @@ drop_bytecode() { # Python trusts whole-second mtime and size; with its cache go
 
 take_link() {
     mutex=$dir/.orch.mutex
-    deadline=$(($(now_s) + 15))
+    deadline=
     until ln -s "$me" "$mutex" 2>/dev/null; do
         owner=$(readlink "$mutex" 2>/dev/null)
         if [ -n "$owner" ]; then
@@ -416,7 +412,7 @@ take_link() {
             complaint='this login may not write the folder, or it is read-only'
             cannot_write "lock $dir"
         fi
-        [ "$(now_s)" -lt "$deadline" ] || fail "$BUSY" busy path "$asked" owner "${owner:-somebody} ($mutex)"
+        ! is_too_late || fail "$BUSY" busy path "$asked" owner "${owner:-somebody} ($mutex)"
         nap
     done
     links="$links $file"
@@ -451,8 +447,17 @@ make_folder() { # others may look (who holds the lease), not write
 
 write_journal() { # phase base pushed published before
     journal_draft=$state/tmp.journal.$me
-    (umask 022 && printf '%s\n' "$*" >"$journal_draft") 2>/dev/null && to_disk "$journal_draft" &&
-        [ "$(cat "$journal_draft")" = "$*" ] && mv -f "$journal_draft" "$state/journal" 2>/dev/null && to_disk "$state"
+    (umask 022 && printf '%s\n' "$*" >"$journal_draft") 2>/dev/null || return
+    # "pushed" says no more than the digests do, and need not survive a power cut
+    [ "$1" = pushed ] || to_disk "$journal_draft"
+    read -r written <"$journal_draft" && [ "$written" = "$*" ] && attempt mv -f "$journal_draft" "$state/journal" || return
+    [ "$1" = pushed ] || to_disk "$state"
+}
+
+remove_empty_state() {
+    for left in "$state"/*; do [ ! -e "$left" ] || return 0; done
+    rmdir "$state" 2>/dev/null
+    return 0
 }
 
 tidy() { # under the mutex: removes what dead processes left, and everything when clean and not leased
@@ -461,15 +466,18 @@ tidy() { # under the mutex: removes what dead processes left, and everything whe
         [ ! -e "$leftover" ] || is_alive "${identity#*.}" || rm -f "$leftover"
     done
     [ -f "$state/lease" ] || rm -f "$state/on-restore" "$state/on-expiry" "$state"/watcher.* 2>/dev/null
-    [ -f "$state/lease" ] || [ -f "$state/journal" ] || rm -f "$state/base" 2>/dev/null
-    rmdir "$state" 2>/dev/null
-    return 0
+    [ -f "$state/lease" ] || [ -f "$state/journal" ] || [ ! -f "$state/base" ] || rm -f "$state/base" 2>/dev/null
+    remove_empty_state
 }
 
 drop_own() { # what this call has not finished
-    rm -f "$state"/tmp.*."$me" 2>/dev/null
-    rmdir "$state" 2>/dev/null
-    return 0
+    for left in "$state"/tmp.*."$me"; do
+        [ ! -e "$left" ] || {
+            rm -f "$state"/tmp.*."$me" 2>/dev/null
+            break
+        }
+    done
+    remove_empty_state
 }
 
 leave() {
@@ -479,11 +487,11 @@ leave() {
 
 # ---- the lease
 
-is_live() { [ "$(now_s)" -lt "$lease_expiry" ]; }
+is_live() { [ "$(date +%s)" -lt "$lease_expiry" ]; }
 
 refuse_if_held() { # fails when somebody else holds a live lease
     if read_lease && [ "$lease_nonce" != "$nonce" ] && is_live; then
-        fail "$LEASE" held path "$asked" holder "$lease_holder" remaining_s "$((lease_expiry - $(now_s)))" \
+        fail "$LEASE" held path "$asked" holder "$lease_holder" remaining_s "$((lease_expiry - $(date +%s)))" \
             nonce "$lease_nonce"
     fi
 }
@@ -505,13 +513,15 @@ write_lease() { # for all files of this call
         tries=$((tries + 1))
         { [ "$tries" -lt 3 ] && make_state; } || cannot_write 'write the lease'
     done
-    [ "$(wc -l <"$lease_draft")" -eq "$((n_files + 3))" ] && set_mtime "$lease_draft" "$expiry" &&
+    n_lines=0
+    while IFS= read -r _; do n_lines=$((n_lines + 1)); done <"$lease_draft"
+    [ "$n_lines" -eq "$((n_files + 3))" ] && set_mtime "$lease_draft" "$expiry" &&
         attempt mv -f "$lease_draft" "$state/lease" || cannot_write 'write the lease'
 }
 
 take_lease() { # new, or renewed when it is ours; 3 when somebody else's expired one has to be ended first
     refuse_if_held
-    if read_lease; then
+    if [ -n "$lease_nonce" ]; then
         [ "$lease_nonce" = "$nonce" ] || return 3
     else
         make_state || cannot_write "make $state"
@@ -545,7 +555,7 @@ take_leases() { # under the mutex
 
 acquire() { # live for all files, after ending expired ones of others
     tries=0
-    expiry=$(($(now_s) + ttl))
+    expiry=$(($(date +%s) + ttl))
     each end_expired
     until with_mutex take_leases; do
         tries=$((tries + 1))
@@ -742,7 +752,6 @@ restore() { # after judge; leaves the target as it was before the first push, in
     step restore-verify || return
     rm -f "$state/journal"
     step restore-journal || return
-    to_disk "$state"
     keep_damaged_base
     rm -f "$state/base"
     step restore-base || return
@@ -757,7 +766,6 @@ put_back() {
     step restore-rename || return
     attempt mv -f "$back" "$target" || return
     step restore-sync || return
-    to_disk "$target"
     to_disk "${dir:-/}"
     drop_bytecode
     step restore-bytecode
@@ -791,7 +799,7 @@ receive() { # everything that comes, before any lock: the line may be slow
         [ "$tries" -lt 5 ] || cannot_write "write in $dir"
     done 2>/dev/null
     step receive || cannot_write 'receive the new content'
-    attempt cat_to "$received" || cannot_write 'receive the new content'
+    complaint=$(cat 2>&1 >"$received") || cannot_write 'receive the new content'
     size=$(wc -c <"$received")
     [ "$size" -eq "$((total + script_bytes))" ] ||
         fail "$TRANSFER" transfer path "$asked" because "received $((size)) bytes of $((total + script_bytes))"
@@ -799,14 +807,12 @@ receive() { # everything that comes, before any lock: the line may be slow
     step transfer || cannot_write 'receive the new content'
 }
 
-cat_to() { cat >"$1"; }
-
 piece() { # offset, number of bytes: that part of what was received
     [ "$2" -eq 0 ] || tail -c "+$(($1 + 1))" "$received" | head -c "$2"
 }
 
 check_piece() {
-    digest=$(piece "$offset" "$n_bytes" | hash_input)
+    digest=$(piece "$offset" "$n_bytes" | $hash)
     digest=${digest%% *}
     [ "$digest" = "$new" ] || fail "$TRANSFER" transfer path "$asked" because "received $digest, sent $new"
 }
@@ -864,10 +870,12 @@ write_draft() { # cp -p first: owner, mode and access list come from the target
     draft=$state/tmp.new.$me
     step stage-copy || cannot_write 'write the new content'
     attempt cp -p "$target" "$draft" || cannot_write 'write the new content'
-    mtime_of "$draft"
-    [ -w "$draft" ] || chmod u+w "$draft"
+    mtime_of "$target"
+    is_writable=yes
+    [ -w "$draft" ] || is_writable=no
+    [ "$is_writable" = yes ] || chmod u+w "$draft"
     attempt piece_to "$draft" || cannot_write 'write the new content'
-    chmod "$mode" "$draft"
+    [ "$is_writable" = yes ] || chmod "$mode" "$draft"
     choose_mtime
     set_mtime "$draft" "$chosen" || cannot_write "set the time of change to $chosen"
     note mtime "$chosen"
@@ -878,12 +886,11 @@ write_draft() { # cp -p first: owner, mode and access list come from the target
 
 piece_to() { piece "$offset" "$n_bytes" >"$1"; }
 
-choose_mtime() { # sets chosen: strictly later than any that Python can have seen
+choose_mtime() { # after mtime_of the target; sets chosen: strictly later than any that Python can have seen
     newest=$floor
     [ "$published" -le "$newest" ] || newest=$published
-    mtime_of "$target"
     [ "$mtime" -le "$newest" ] || newest=$mtime
-    chosen=$(now_s)
+    chosen=$(date +%s)
     [ "$chosen" -gt "$newest" ] || chosen=$((newest + 1))
 }
 
@@ -915,7 +922,6 @@ commit() {
     note outcome pushed
     note previous "$found"
     step rename || cannot_write 'replace the file'
-    to_disk "$target"
     to_disk "${dir:-/}"
     step sync || cannot_write 'replace the file'
     drop_bytecode
@@ -1113,7 +1119,7 @@ do_renew() { # nonce ttl path…
     shift 2
     add_paths "$@"
     each require_own_lease
-    expiry=$(($(now_s) + ttl))
+    expiry=$(($(date +%s) + ttl))
     with_mutex renew_all
     poll=$lease_poll
     ensure_watcher

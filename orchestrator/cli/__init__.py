@@ -7,14 +7,16 @@ Each command lives in a module of its own that is imported when the command is c
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from orchestrator.cli.exit_codes import FAILED, INTERRUPTED, MEANINGS, WRONG_USE, exit_code_of
-from orchestrator.errors import OrchError
+from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED, MEANINGS, WRONG_USE, exit_code_of
+from orchestrator.cli.group import Group
+from orchestrator.errors import OrchError, UsageError
 from orchestrator.interrupts import raise_on_signals
 from orchestrator.version import VERSION
 
@@ -34,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """A group whose commands are imported when called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -49,23 +51,9 @@ class LazyGroup(click.Group):
         command: click.Command = module.command
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Names the nearest commands when there is no such one."""
-        name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
-            from difflib import get_close_matches
-
-            near = get_close_matches(name, COMMANDS, n=2)
-            hint = f"; did you mean {' or '.join(near)}?" if near else "; see `orch --help`"
-            ctx.fail(f"no such command {name!r}{hint}")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the commands from the table, without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+    def first_line(self, ctx: click.Context, name: str) -> str:
+        """The command's line in the table; nothing is imported for it."""
+        return COMMANDS[name][1]
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Adds an example and the exit codes."""
@@ -100,6 +88,9 @@ def orch(ctx: click.Context, inventory_path: str, debug: bool) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: runs the command and exits with the code that ``exit_codes`` gives."""
     raise_on_signals()
+    for stream in (sys.stdout, sys.stderr):  # a locale without → must not end a command half way
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run(argv))
 
 
@@ -108,23 +99,49 @@ def run(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         result: Any = orch.main(args=arguments, prog_name="orch", standalone_mode=False)
-    except OrchError as exc:
+    except (OrchError, OSError) as exc:
         if "--debug" in arguments:
             raise
-        from orchestrator.cli.output import print_error
-
-        print_error(exc)
-        return exit_code_of(exc)
+        return _told(exc if isinstance(exc, OrchError) else _as_orch_error(exc))
     except click.exceptions.Abort:
         click.echo("orch: interrupted", err=True)
         return INTERRUPTED
     except KeyboardInterrupt:
         click.echo("orch: interrupted", err=True)
         return INTERRUPTED
+    except click.UsageError as exc:
+        return _told_usage(exc)
     except click.ClickException as exc:
-        exc.show()
-        return WRONG_USE if isinstance(exc, click.UsageError) else FAILED
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader went away (`orch query … | head`): nothing to tell it
-        return FAILED
-    return result if isinstance(result, int) else 0
+        return _told(OrchError(_as_message(exc.format_message())))
+    except SystemExit as exc:  # click's answer to a closed pipe (`orch query … | head`): there is nobody to tell
+        return exc.code if isinstance(exc.code, int) else FAILED
+    return result if isinstance(result, int) else DONE
+
+
+def _told(error: OrchError) -> int:
+    from orchestrator.cli.output import print_error
+
+    print_error(error)
+    return exit_code_of(error)
+
+
+def _told_usage(error: click.UsageError) -> int:
+    """Wrong use in one line, as every other error; a group without a command shows its help."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2
+        error.show()
+        return WRONG_USE
+    command = error.ctx.command_path if error.ctx is not None else "orch"
+    message = _as_message(error.format_message())
+    return _told(UsageError(message, next_step=f"see `{command} --help`"))
+
+
+def _as_message(text: str) -> str:
+    """click's sentence as a message of ours: it goes on after ``orch:`` and before what to do."""
+    text = " ".join(text.split()).rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def _as_orch_error(error: OSError) -> OrchError:
+    """What the operating system refused, outside of what a station watches: a full or read-only disk, a lost folder."""
+    where = f": {error.filename}" if error.filename else ""
+    return OrchError(f"{error.strerror or error}{where}", next_step="`orch --debug …` shows where this happened")

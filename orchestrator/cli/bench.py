@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.cli.options import Concurrencies, example, json_option, target_option
-from orchestrator.cli.output import Output, Table
+from orchestrator.cli.output import Output
 from orchestrator.cli.progress import ProgressLine
+from orchestrator.cli.table import Table
 
 if TYPE_CHECKING:
     from orchestrator.experiment.trial import Trial
@@ -45,7 +46,7 @@ def command(
     out = Output(is_json=is_json)
     project = Project.open(obj["inventory_path"])
     workload = project.workload(workload_name)
-    trial = _measured(project, target_name, workload, concurrencies, keep_running, is_json)
+    trial = _measured(project, target_name, workload, concurrencies, keep_running)
     print_trial(out, trial, workload.name)
     out.document(trial_document(trial, workload.name))
 
@@ -56,19 +57,18 @@ def _measured(
     workload: Any,
     concurrencies: tuple[int, ...],
     keep_running: bool,
-    is_json: bool,
 ) -> Trial:
     from orchestrator.errors import InterruptedError_
     from orchestrator.experiment.trial import trial
     from orchestrator.records import Progress
     from orchestrator.session import open_session
 
-    with ProgressLine(is_quiet=is_json) as progress, open_session(project, target_name, progress) as session:
+    with ProgressLine() as progress, open_session(project, target_name, progress) as session:
 
         def show(load: LoadProgress) -> None:
-            text = f"concurrency {load.concurrency_cap}" + (f", {load.n_failed} failed" if load.n_failed else "")
             left_s = load.elapsed_s / load.n_done * (load.n_total - load.n_done) if load.n_done else None
-            progress(Progress(load.phase, text, load.n_done, load.n_total, load.elapsed_s, left_s))
+            text, detail = f"concurrency {load.concurrency_cap}", _phase_words(load)
+            progress(Progress("load", text, load.n_done, load.n_total, load.elapsed_s, left_s, detail))
 
         try:
             return trial(session, workload, concurrencies, keep_running=keep_running, on_load=show)
@@ -77,6 +77,11 @@ def _measured(
                 "interrupted: the load and the engine were stopped, the trial is stored as failed",
                 next_step="`orch status` shows what is live; `orch revert` restores the host",
             ) from None
+
+
+def _phase_words(load: LoadProgress) -> str:
+    phase = "" if load.phase == "load" else load.phase
+    return " ".join(words for words in (phase, f"{load.n_failed} failed," if load.n_failed else "") if words)
 
 
 def print_trial(out: Output, trial: Trial, workload: str) -> None:
@@ -95,10 +100,14 @@ def print_trial(out: Output, trial: Trial, workload: str) -> None:
         for reason in trial.reasons:
             out.line(f"this start is {trial.status.upper()}: {reason}", style="bold red")
     if trial.service is not None:
-        proof = trial.service.proof
-        n = len(proof.pids)
-        out.line(f"loaded: {short(proof.digest)} proved on {n} process{'es' if n != 1 else ''}", style="green")
+        n = len(trial.service.proof.pids)
+        processes = "1 process" if n == 1 else f"{n} processes"
+        out.line(f"loaded: {short(trial.service.proof.digest)} proved on {processes}", style="green")
     out.line("one engine start is one value: it has no interval, and one value against another is no verdict")
+    if trial.arm == "baseline":
+        out.line("next: `orch push --variant …`, and `orch bench` again")
+    else:
+        out.line(f"next: `orch compare {trial.arm}`, and `orch revert` at the end")
 
 
 def _row(load: LoadResult, metrics: Any) -> list[str | int]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.cli.options import example, json_option, target_option
-from orchestrator.cli.output import Output, Table
+from orchestrator.cli.output import Output
+from orchestrator.cli.table import Table
 
 if TYPE_CHECKING:
     from orchestrator.project import Project
@@ -39,6 +40,8 @@ def command(
     Uses every good engine start of the variant's and the baseline's present digests. Refuses unlike runs and names
     what differs. Starts that were not counterbalanced get no verdict, and the output says why.
     """
+    from difflib import get_close_matches
+
     from orchestrator import report, stats
     from orchestrator.errors import UnknownNameError
     from orchestrator.metrics import METRICS
@@ -47,13 +50,16 @@ def command(
 
     out = Output(is_json=is_json)
     if metric_name not in METRICS:
-        raise UnknownNameError(f"no metric {metric_name!r}", next_step=f"one of: {', '.join(METRICS)}")
+        near = get_close_matches(metric_name, METRICS, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise UnknownNameError(f"no metric {metric_name!r}", next_step=f"{hint}metrics: {', '.join(METRICS)}")
     project = Project.open(obj["inventory_path"])
     target = project.target(target_name)
     workload = project.workload(workload_name).name
     with Store.open_read_only(project.db_path) as store:
+        arms = {name: digest_of_arm(project, store, target, name) for name in (base_name, variant_name)}
         sides = [
-            _measurements(project, store, target, name, workload, metric_name) for name in (base_name, variant_name)
+            _measurements(store, target, name, arms[name], workload, metric_name) for name in (base_name, variant_name)
         ]
     comparison = stats.compare(sides[0], sides[1], metric=metric_name)
     print_comparison(out, comparison)
@@ -75,14 +81,11 @@ def print_comparison(out: Output, comparison: Comparison) -> None:
         out.line(f"next: {comparison.next_step}")
 
 
-def _measurements(
-    project: Project, store: Store, target: Target, arm: str, workload: str, metric: str
-) -> list[Measurement]:
+def _measurements(store: Store, target: Target, arm: str, digest: str, workload: str, metric: str) -> list[Measurement]:
     """Every good value of an arm's present digest, under the name that was asked for."""
     from orchestrator.errors import ComparisonError
     from orchestrator.records import short
 
-    digest = digest_of_arm(project, store, target, arm)
     found: list[Any] = store.measurements(target=target.name, workload=workload, metric=metric, digest=digest)
     if not found:
         push = "" if arm == "baseline" else f"orch push --variant {arm} && "

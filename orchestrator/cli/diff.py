@@ -35,7 +35,7 @@ def command(obj: dict[str, str], variant_name: str | None, target_name: str | No
     from orchestrator.session import open_session
 
     with (
-        ProgressLine(is_quiet=is_json) as progress,
+        ProgressLine() as progress,
         open_session(project, target.name, progress, is_exclusive=False) as session,
     ):
         baseline = session.baseline()

@@ -9,8 +9,9 @@ import click
 
 from orchestrator.cli.exit_codes import DONE, NEGATIVE_VERDICT
 from orchestrator.cli.options import example, json_option, target_argument
-from orchestrator.cli.output import Output, Table, cell_text
+from orchestrator.cli.output import Output, cell_text, counted
 from orchestrator.cli.progress import ProgressLine
+from orchestrator.cli.table import Table
 
 
 @click.command("drift")
@@ -37,21 +38,18 @@ def command(obj: dict[str, str], target_name: str | None, offline: bool, exit_co
     found = None
     if not offline:
         with (
-            ProgressLine(is_quiet=is_json) as progress,
+            ProgressLine() as progress,
             open_session(project, target.name, progress, is_exclusive=False) as session,
         ):
             found = find_drift(session)
         _print_found(out, found)
     with Store.open_read_only(project.db_path) as store:
         columns, rows = store.query("select * from drift where target = ? or target is null", (target.name,))
-    out.line()
-    out.table(
-        Table(
-            columns,
-            [[cell_text(cell) for cell in row] for row in rows],
-            title=f"on record: {len(rows)} unexpected change(s)",
-        )
-    )
+    if rows:
+        out.line()
+        out.table(_record_table(columns, rows))
+    else:
+        out.line(f"on record: no unexpected change of {target.name}")
     out.document({"now": _document(found), "on_record": [dict(zip(columns, row, strict=True)) for row in rows]})
     return NEGATIVE_VERDICT if exit_code and found is not None and found.is_unexpected else DONE
 
@@ -63,7 +61,7 @@ def _record_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> T
     """The changes on record, short enough for 80 columns; --json has them whole."""
     picked = [columns.index(name) for name in SHOWN]
     shown = [[_short_text(row[i]) for i in picked] for row in rows]
-    return Table(SHOWN, shown, title=f"on record: {len(rows)} unexpected change(s)")
+    return Table(SHOWN, shown, title=f"on record: {counted(len(rows), 'unexpected change')}")
 
 
 def _short_text(value: object) -> str | None:
@@ -85,7 +83,10 @@ def _print_found(out: Output, found: Any) -> None:
         style="bold red",
     )
     out.diff(found.diff)
-    out.line("next: `orch pull` if the change is meant; otherwise have it undone on the host")
+    if found.live.is_clean:
+        out.line("next: `orch pull` if the change is meant; otherwise have it undone on the host")
+    else:
+        out.line("next: `orch revert --force` keeps that edit aside and restores the host")
 
 
 def _document(found: Any) -> dict[str, Any] | None:

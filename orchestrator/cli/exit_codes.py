@@ -16,7 +16,7 @@ MEANINGS = {
     DONE: "done",
     FAILED: "failed",
     WRONG_USE: "wrong use: the command line or inventory.yaml",
-    NEGATIVE_VERDICT: "the verdict is negative or inconclusive (only with --exit-code)",
+    NEGATIVE_VERDICT: "the verdict is negative or inconclusive, or the file drifted (only with --exit-code)",
     WRONG_VARIANT: "the variant is wrong",
     NOT_RESTORED: "THE HOST IS NOT RESTORED",
     INTERRUPTED: "interrupted, after everything was put back",

@@ -25,9 +25,13 @@ def command(folder: Path, is_json: bool) -> None:
     there already are left alone.
     """
     from orchestrator import inventory
+    from orchestrator.errors import UsageError
 
     out = Output(is_json=is_json)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise UsageError(f"{folder} cannot be made a folder ({exc.strerror})", next_step="name another one") from exc
     schema = json.dumps(inventory.json_schema(), indent=2) + "\n"
     wanted = {"inventory.yaml": inventory.template(), SCHEMA_NAME: schema, ".gitignore": GITIGNORE}
     written = [name for name, text in wanted.items() if _write_new(folder / name, text)]

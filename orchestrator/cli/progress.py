@@ -9,11 +9,13 @@ from types import TracebackType
 
 import click
 
+from orchestrator.cli.output import is_smart_terminal, styled
+from orchestrator.cli.table import cut
 from orchestrator.records import Progress
 
 
 class ProgressLine:
-    """Shows the steps of a command.
+    """Shows the steps of a command; also with --json, for standard error is not where the document goes.
 
     On a terminal a step's line is rewritten in place and finished with its duration. In a pipe each step is one line,
     and counted steps print at most every ten seconds.
@@ -21,12 +23,10 @@ class ProgressLine:
 
     PIPE_INTERVAL_S = 10.0
 
-    def __init__(self, *, is_quiet: bool = False) -> None:
-        self._is_quiet = is_quiet
-        self._is_terminal = sys.stderr.isatty()
-        self._shown = ""
-        self._key: tuple[str, str] | None = None
-        self._began_s = time.monotonic()
+    def __init__(self) -> None:
+        self._is_terminal = is_smart_terminal(sys.stderr)
+        self._current: Progress | None = None
+        self._began_s = 0.0
         self._last_s = 0.0
 
     def __enter__(self) -> ProgressLine:
@@ -39,50 +39,39 @@ class ProgressLine:
 
     def __call__(self, progress: Progress) -> None:
         """Shows one step; the same stage and text again updates its line."""
-        if self._is_quiet:
-            return
-        key = (progress.stage, progress.text)
         now_s = time.monotonic()
-        is_new = key != self._key
+        is_new = self._current is None or (progress.stage, progress.text) != (self._current.stage, self._current.text)
         if is_new:
             self.finish(is_good=True)
-            self._key, self._began_s = key, now_s
-        text = describe(progress)
+            self._began_s = now_s
+        self._current = progress
         if self._is_terminal:
-            self._rewrite(text)
+            _rewrite(cut(f"  {describe(progress)}", shutil.get_terminal_size().columns - 1))
         elif is_new or now_s - self._last_s >= self.PIPE_INTERVAL_S:
-            click.echo(text, err=True)
+            click.echo(describe(progress), err=True)
             self._last_s = now_s
-        self._shown = text
 
     def finish(self, *, is_good: bool) -> None:
         """Ends the current line, with how long the step took."""
-        if self._key is None or self._is_quiet:
-            return
-        if self._is_terminal:
-            mark = click.style("✓", fg="green") if is_good else click.style("✗", fg="red")
-            took = click.style(f"{time.monotonic() - self._began_s:.1f} s", dim=True)
-            self._rewrite(f"{mark} {self._shown.strip()}  {took}", is_styled=True)
-            click.echo(err=True)
-        self._key = None
-
-    def _rewrite(self, text: str, *, is_styled: bool = False) -> None:
-        columns = shutil.get_terminal_size().columns
-        shown = text if is_styled else text[: columns - 1]
-        sys.stderr.write(f"\r\x1b[2K{shown}")
-        sys.stderr.flush()
+        if self._current is not None and self._is_terminal:
+            mark = styled("✓", "green", sys.stderr) if is_good else styled("✗", "red", sys.stderr)
+            took_s = time.monotonic() - self._began_s
+            _rewrite(f"{mark} {describe(self._current, with_times=False)}   {took_s:.1f} s\n")
+        self._current = None
 
 
-def describe(progress: Progress) -> str:
-    """``load      concurrency 8   34/80   12 s, 17 s left``."""
-    parts = [f"{progress.stage:<9} {progress.text}"]
-    if progress.done is not None and progress.total:
-        parts.append(f"{progress.done}/{progress.total}")
+def _rewrite(text: str) -> None:
+    sys.stderr.write(f"\r\x1b[2K{text}")
+    sys.stderr.flush()
+
+
+def describe(progress: Progress, *, with_times: bool = True) -> str:
+    """``load      concurrency 8   warm-up 3/8   12 s, 17 s left``."""
+    counts = f"{progress.done}/{progress.total}" if progress.done is not None and progress.total else ""
+    now = " ".join(part for part in (progress.detail, counts) if part)
     times = []
-    if progress.elapsed_s is not None:
+    if with_times and progress.elapsed_s is not None:
         times.append(f"{progress.elapsed_s:.0f} s")
-    if progress.left_s is not None:
+    if with_times and progress.left_s is not None:
         times.append(f"{progress.left_s:.0f} s left")
-    if times:
-        parts.append(", ".join(times))
-    return "   ".join(parts)
+    return "   ".join(part for part in (f"{progress.stage:<9} {progress.text}", now, ", ".join(times)) if part)

@@ -30,7 +30,7 @@ def command(obj: dict[str, str], target_name: str | None, force: bool, is_json: 
 
     out = Output(is_json=is_json)
     project = Project.open(obj["inventory_path"])
-    with ProgressLine(is_quiet=is_json) as progress, open_session(project, target_name, progress) as session:
+    with ProgressLine() as progress, open_session(project, target_name, progress) as session:
         pulled = prepare(session, force=force)
     snapshot, previous = pulled.snapshot, pulled.previous
     if previous is not None and pulled.has_moved:

@@ -42,7 +42,7 @@ def command(obj: dict[str, str], variant_name: str, target_name: str | None, ttl
     variant = read_variant(project, target, variant_name)
     if not variant.is_isolated:
         out.warn(f"{variant.name}: {variants.describe(variant)}")
-    with ProgressLine(is_quiet=is_json) as progress, open_session(project, target.name, progress) as session:
+    with ProgressLine() as progress, open_session(project, target.name, progress) as session:
         deployment = deploy(session, variant, ttl_s=ttl_s)
     for file in deployment.files:
         already = " (already there)" if file.was_already_there else ""

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import click
 
-from orchestrator.cli import COMMANDS, MEANINGS, orch
+from orchestrator.cli import COMMANDS, orch
+from orchestrator.cli.exit_codes import MEANINGS
 
 WIDTH = 100
 HEAD = """\

@@ -37,7 +37,7 @@ def command(obj: dict[str, str], target_name: str | None, force: bool, restart: 
 
     out = Output(is_json=is_json)
     project = Project.open(obj["inventory_path"])
-    with ProgressLine(is_quiet=is_json) as progress, open_session(project, target_name, progress) as session:
+    with ProgressLine() as progress, open_session(project, target_name, progress) as session:
         concluded = conclude(session, force=force, restart=restart)
     done = concluded.restoration
     for path in done.kept_foreign:

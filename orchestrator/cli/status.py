@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.cli.options import example, json_option, target_argument
-from orchestrator.cli.output import Output, Table
+from orchestrator.cli.output import Output, counted
+from orchestrator.cli.table import Table
 
 if TYPE_CHECKING:
     from orchestrator.experiment.status import HostStatus
@@ -36,45 +37,47 @@ def command(obj: dict[str, str], target_name: str | None, offline: bool, is_json
     recorded = _on_record(project, target)
     document: dict[str, Any] = {"target": target.name, "host": target.host, "kernel": target.kernel, **recorded}
     if not offline:
-        document["now"] = _ask_host(out, project, target, is_json)
+        document["now"] = _ask_host(out, project, target, has_baseline=recorded["baseline"] is not None)
     _print_record(out, target, recorded)
     out.document(document)
 
 
-def _ask_host(out: Output, project: Project, target: Target, is_json: bool) -> dict[str, Any]:
+def _ask_host(out: Output, project: Project, target: Target, *, has_baseline: bool) -> dict[str, Any]:
     from orchestrator.cli.progress import ProgressLine
     from orchestrator.experiment.status import host_status
     from orchestrator.session import open_session
 
     with (
-        ProgressLine(is_quiet=is_json) as progress,
+        ProgressLine() as progress,
         open_session(project, target.name, progress, is_exclusive=False) as session,
     ):
         status = host_status(session)
-    _print_host(out, target, status)
+    _print_host(out, target, status, has_baseline=has_baseline)
     return host_document(status)
 
 
-def _print_host(out: Output, target: Target, status: HostStatus) -> None:
+def _print_host(out: Output, target: Target, status: HostStatus, *, has_baseline: bool) -> None:
     for state, file in zip(status.live.states, target.files, strict=True):
-        out.line(
-            f"file       {target.host}:{file.path}{' → ' + state.real_path if state.real_path != file.path else ''}"
-        )
-    words, style = live_words(status.live)
+        real = f" → {state.real_path}" if state.real_path != file.path else ""
+        out.line(f"file       {target.host}:{file.path}{real}")
+    words, style = live_words(status.live, has_baseline=has_baseline)
     out.line(f"live       {words}", style=style)
     out.line(f"lease      {_lease_words(status.live)}")
     out.line(f"engine     {_engine_words(status)}", style="yellow" if status.engine_is_older else None)
 
 
-def live_words(live: Live) -> tuple[str, str | None]:
+def live_words(live: Live, *, has_baseline: bool) -> tuple[str, str | None]:
     """The live bytes by name, and the colour that fits."""
     from orchestrator.records import short
 
     if live.digest is None:
         return "a file is MISSING: run `orch revert`", "bold red"
     phase = "clean" if live.is_clean else "deployed by orch"
+    if not has_baseline and live.name is None and live.is_clean:
+        return f"{short(live.digest)}, not recorded yet: run `orch pull`", None
     if live.name is None:
-        return f"UNKNOWN bytes {short(live.digest)} ({phase}): see `orch drift`", "bold red"
+        where = "" if live.is_clean else " over what orch deployed"
+        return f"UNKNOWN bytes {short(live.digest)}{where}: see `orch drift`", "bold red"
     style = "green" if live.name == "baseline" else "yellow"
     return f"{live.name} {short(live.digest)} ({phase})", style
 
@@ -167,11 +170,12 @@ def _on_record(project: Project, target: Target) -> dict[str, Any]:
 def _print_record(out: Output, target: Target, recorded: dict[str, Any]) -> None:
     baseline = recorded["baseline"]
     shown = f"{baseline['digest'][7:19]} pulled {baseline['pulled_at']}" if baseline else "none: run `orch pull`"
-    out.line(f"target     {target.name} on {target.host}, kernel {target.kernel}, {len(target.files)} file(s)")
+    out.line(f"target     {target.name} on {target.host}, kernel {target.kernel}, {counted(len(target.files), 'file')}")
     out.line(f"baseline   {shown}")
-    out.line(f"record     {recorded['n_trials']} engine start(s)")
+    out.line(f"record     {counted(recorded['n_trials'], 'engine start')}")
     for opened in recorded["recorded_open"]:
-        out.line(f"open       {opened['variant']} {opened['status']} since {opened['started_at']}", style="yellow")
+        since = f"{opened['started_at'][:19]}Z"
+        out.line(f"open       {opened['variant']} {opened['status']} since {since}", style="yellow")
     if recorded["variants"]:
         rows = [
             (v["name"], v["digest"][7:19], _settings(v), "older baseline" if v["is_stale"] else "", v["message"])

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from orchestrator.cli.group import Group
 from orchestrator.cli.options import example, json_option, target_option
-from orchestrator.cli.output import Output, Table
+from orchestrator.cli.output import Output
+from orchestrator.cli.table import Table
 
 if TYPE_CHECKING:
     from orchestrator.project import Project
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 name_argument = click.argument("name", metavar="VARIANT")
 
 
-@click.group("variant")
+@click.group("variant", cls=Group)
+@example("orch variant list")
 def command() -> None:
     """Make, list, show, diff, edit and drop variants.
 

@@ -54,12 +54,32 @@ class SshRemote(Remote):
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Completed:
         """See ``Remote.run``. One round trip when a prepared shell waits, three when a channel must be opened first."""
-        deadline = time.monotonic() + timeout_s
         frame = framing.frame(script, args)
+        with self._conversing(timeout_s) as (channel, deadline):
+            return _Conversation(channel, frame, stdin).until(deadline)
+
+    def run_fresh(self, script: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Completed:
+        """Like ``run``, but never on a shell that was prepared ahead: what an exec costs with all that it starts."""
+        frame = framing.frame(script)
+        with self._conversing(timeout_s, is_fresh=True) as (channel, deadline):
+            return _Conversation(channel, frame, b"").until(deadline)
+
+    def echo_times_s(self, n: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[float]:
+        """Seconds that a line takes to a shell on an open channel and back, ``n`` times: the round trip itself."""
+        frame = framing.frame('while IFS= read -r word; do echo "$word"; done')
+        with self._conversing(timeout_s) as (channel, _):
+            channel.settimeout(timeout_s)
+            channel.sendall(frame.first_line)
+            return [_echo_s(channel, f"orch-echo-{i}\n".encode()) for i in range(n + 1)][1:]  # the first one starts it
+
+    @contextlib.contextmanager
+    def _conversing(self, timeout_s: float, *, is_fresh: bool = False) -> Iterator[tuple[paramiko.Channel, float]]:
+        """A channel with a shell, and the deadline; what goes wrong meanwhile becomes one of this project's errors."""
+        deadline = time.monotonic() + timeout_s
         with self._slot(timeout_s):
-            line, channel = self._shell(deadline, timeout_s)
+            line, channel = self._shell(deadline, timeout_s, is_fresh=is_fresh)
             try:
-                return _Conversation(channel, frame, stdin).until(deadline)
+                yield channel, deadline
             except LineLostError as exc:
                 raise self._lost(line, exc) from exc
             except TimeoutError as exc:
@@ -98,7 +118,7 @@ class SshRemote(Remote):
         finally:
             self._slots.release()
 
-    def _shell(self, deadline: float, timeout_s: float) -> tuple[Line, paramiko.Channel]:
+    def _shell(self, deadline: float, timeout_s: float, *, is_fresh: bool) -> tuple[Line, paramiko.Channel]:
         """A shell on a living line. Nothing of the script was sent yet, so a dead line may be replaced unasked."""
         give_up_s = min(deadline, time.monotonic() + REFUSED_CHANNEL_TRIES_S)
         pause_s, reconnected = 0.02, False
@@ -108,7 +128,8 @@ class SshRemote(Remote):
             if remaining_s <= 0:
                 raise self._too_late(timeout_s)
             try:
-                return line, line.waiting_shell() or line.open_shell(remaining_s)
+                waiting = None if is_fresh else line.waiting_shell()
+                return line, waiting or line.open_shell(remaining_s)
             except (OSError, EOFError, paramiko.SSHException) as exc:
                 if not line.is_active:
                     if reconnected:
@@ -142,6 +163,18 @@ class SshRemote(Remote):
             next_step="whether the host acted must be asked: `orch status`",
             evidence=exc.evidence,
         )
+
+
+def _echo_s(channel: paramiko.Channel, word: bytes) -> float:
+    """Seconds until a line has come back."""
+    began_s, received = time.perf_counter(), b""
+    channel.sendall(word)
+    while word not in received:
+        piece = channel.recv(RECEIVE_BYTES)
+        if not piece:
+            raise LineLostError("the shell ended")
+        received += piece
+    return time.perf_counter() - began_s
 
 
 def _close(channel: paramiko.Channel) -> None:

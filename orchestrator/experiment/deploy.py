@@ -41,7 +41,7 @@ def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S) -> 
         raise VariantError(
             f"variant {variant.name} was made from baseline {short(variant.base_digest)}, "
             f"the recorded baseline is {short(baseline.digest)}",
-            next_step=f"look at `orch diff {variant.name}`, then make it again with `orch variant new`",
+            next_step=f"look at `orch diff {variant.name}`, then drop it and make it again with `orch variant new`",
         )
     live = reconcile(session, look(session, "push"))
     refuse_foreign_lease(session, live)

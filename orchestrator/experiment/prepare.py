@@ -34,7 +34,8 @@ def prepare(session: Session, *, force: bool = False) -> Prepared:
     Raises:
         StaleBaseError: a variant is live, or the file is byte-identical to one: it would contaminate the baseline.
     """
-    session.say("pull", f"pulling {len(session.target.files)} file(s) from {session.target.host}")
+    n = len(session.target.files)
+    session.say("pull", f"pulling {n} file{'s' * (n != 1)} from {session.target.host}")
     snapshot = pull(session.remote, session.target)
     previous = session.store.baseline(session.target.name)
     _refuse_variant_as_baseline(session, snapshot, force=force)

@@ -43,10 +43,15 @@ PROGRAMS = {
     "probe": (*_CONTROL, "http_get", "interpreter", "bytecode", "probe"),
     "facts": (*_CONTROL, "interpreter", "facts"),
     "triton_cache": (*_CONTROL, "triton_cache"),
+    "survey": (*_CONTROL, "interpreter", "survey"),
 }
 """What each program needs, in the order of import; the last one holds ``main``."""
 
-_INTERPRETER_PROGRAMS = {"probe": "resolve", "facts": "versions"}
+_INTERPRETER_PROGRAMS = {
+    "probe": ("resolve",),
+    "facts": ("versions",),
+    "survey": ("resolve", "versions", "outfit"),
+}
 _NO_PYTHON = 127
 _RUN = """
 command -v "$1" >/dev/null 2>&1 || exit 127
@@ -66,7 +71,7 @@ def bundle(program: str, request: dict[str, Any]) -> str:
     """
     inner = _INTERPRETER_PROGRAMS.get(program)
     if inner:
-        inner_sources = [[inner, source_of(inner)]]
+        inner_sources = [[name, source_of(name)] for name in inner]
         request = {**request, "bootstrap": BOOTSTRAP, "inner_sources": inner_sources}
     return json.dumps({"sources": [[name, source_of(name)] for name in PROGRAMS[program]], "request": request})
 

@@ -90,7 +90,16 @@ def members(state_dir: str, record: Record, table: List[Process]) -> List[Proces
 
     Written down, because a process that made its own session can be told by its ancestry only while its parent lives.
     """
-    seen = {(pid, start) for pid, start in _read_json(state_dir, MEMBERS_NAME) or []}
+    found = find_members(state_dir, record, table)
+    now = {(one.pid, one.start) for one in found}
+    if now != _seen(state_dir):
+        _write_json(state_dir, MEMBERS_NAME, sorted(now))
+    return found
+
+
+def find_members(state_dir: str, record: Record, table: List[Process]) -> List[Process]:
+    """Like ``members``, and writes nothing."""
+    seen = _seen(state_dir)
     excluded = process_table.ancestors_of_self(table)
     candidates = [one for one in table if one.pid not in excluded]
     found = {one.pid: one for one in _by_identity(record, candidates, seen)}
@@ -99,11 +108,13 @@ def members(state_dir: str, record: Record, table: List[Process]) -> List[Proces
         if not children:
             break
         found.update((one.pid, one) for one in children)
-    now = {(one.pid, one.start) for one in found.values()}
-    if now != seen:
-        _write_json(state_dir, MEMBERS_NAME, sorted(now))
     first = leader(record, candidates)
     return sorted(found.values(), key=lambda one: (one != first, one.started_s, one.pid))
+
+
+def _seen(state_dir: str) -> Set[Tuple[int, str]]:
+    """The processes that were written down, by pid and start."""
+    return {(pid, start) for pid, start in _read_json(state_dir, MEMBERS_NAME) or []}
 
 
 def _by_identity(record: Record, candidates: List[Process], seen: Set[Tuple[int, str]]) -> List[Process]:

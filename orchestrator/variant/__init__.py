@@ -6,7 +6,7 @@ never by trust: an edit by hand and an edit by ``--set`` are looked at alike.
     source.py    bytes and syntax tree of a file        rewrite.py      one config with given knobs, into the bytes
     autotune.py  the kernel's list of configs           config_text.py  the text of that list
     compare.py   every difference, by name              units.py        the pieces of a module
-    compare_lists.py  differences between two lists of configs
+    compare_lists.py  differences between two lists of configs    listing.py  the knobs of that list, for people
 """
 
 from __future__ import annotations
@@ -16,9 +16,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from orchestrator.errors import VariantError
 from orchestrator.records import Change, SourceFile, Variant, WorkingCopy, manifest_digest, short
 from orchestrator.variant.compare import FUNCTION_PARTS, changes
+from orchestrator.variant.listing import KnobList, has_function, list_knobs
 from orchestrator.variant.rewrite import set_knobs
 
-__all__ = ["changes", "describe", "make_variant", "set_knobs", "with_knobs"]
+__all__ = [
+    "KnobList",
+    "changes",
+    "describe",
+    "has_function",
+    "list_knobs",
+    "make_variant",
+    "set_knobs",
+    "with_knobs",
+]
 
 SHOWN_VALUE_LENGTH = 40
 

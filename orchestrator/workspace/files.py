@@ -27,7 +27,8 @@ def checked_name(name: str, noun: str) -> str:
     """
     if NAME.fullmatch(name) is None:
         raise UsageError(
-            f"{name!r} cannot name a {noun}", next_step="use letters, digits, '.', '_' and '-', beginning with a letter"
+            f"{name!r} cannot name a {noun}",
+            next_step="use letters, digits, '.', '_' and '-', beginning with a letter or digit",
         )
     return name
 

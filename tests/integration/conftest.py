@@ -10,6 +10,9 @@ import pytest
 from orchestrator.connection.ssh import SshRemote
 from orchestrator.demo.ssh_host import ThrowawaySshHost, find_sshd
 from orchestrator.records import Host
+from tests.support.ssh_project import project, session_host
+
+__all__ = ["project", "session_host"]  # fixtures
 
 
 @pytest.fixture(scope="session")

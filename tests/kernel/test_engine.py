@@ -348,6 +348,25 @@ def test_a_kernel_that_does_not_import_ends_the_engine(folder: Path, tmp_path: P
     assert "broken.py" in broken.log.read_text()
 
 
+def test_a_kernel_that_fails_while_serving_ends_the_engine(folder: Path, tmp_path: Path) -> None:
+    """A kernel that raises in a step: the waiting request gets an error, the log the traceback, the exit code is 1."""
+    content = (folder / "kernel" / "sparse_mla_decode.py").read_text()
+    fault = """
+_calls, _right = [], sparse_mla_decode
+def sparse_mla_decode(*args, **kwargs):
+    _calls.append(None)
+    if len(_calls) > 20:
+        raise RuntimeError("kernel fault")
+    return _right(*args, **kwargs)
+"""
+    (folder / "kernel" / "faulty.py").write_text(content + fault)
+    faulty = EngineProcess(folder, tmp_path / "log", "--layers", "1", "--kernel-module", "kernel.faulty").wait_ready()
+    status, answer = faulty.post({"prompt": PROMPT, "max_tokens": 50, "ignore_eos": True})
+    assert (status, answer["error"]["code"]) == (503, 503)
+    assert faulty.process.wait(timeout=60) == 1
+    assert "RuntimeError: kernel fault" in faulty.log.read_text()
+
+
 def test_a_taken_port_is_one_line(folder: Path, engine: EngineProcess) -> None:
     """A port in use: exit code 1 and one line, no traceback."""
     done = subprocess.run(

@@ -62,7 +62,7 @@ def run_check(*arguments: str, **environment: str) -> subprocess.CompletedProces
 def test_torch_path_agrees_with_the_reference(case: Case) -> None:
     """On a CPU, out and lse are those of the float64 reference, NaN and infinities at the same places."""
     inputs = make_inputs(case, seed=1)
-    out, lse = check._run(subject, inputs, None)
+    out, lse = check.run_poisoned(subject, inputs, None)
     problem, _, _ = check.compare(out, lse, inputs)
     assert problem is None
 
@@ -186,7 +186,7 @@ assert not sparse_mla_decode.HAVE_TRITON
 assert [c.kwargs["BLOCK_T"] for c in sparse_mla_decode.CONFIGS] == [16, 32, 32]
 for case in cases.CASES:
     if case.on_interpreter:
-        result = check._result(sparse_mla_decode, case, sparse_mla_decode.CONFIGS[0], "cpu", 1)
+        result = check.check_case(sparse_mla_decode, case, sparse_mla_decode.CONFIGS[0], "cpu", 1)
         assert result.passed, result
 """
     done = subprocess.run(
@@ -233,7 +233,7 @@ def test_check_refuses_a_missing_file(tmp_path: Path) -> None:
 def test_comparison_sees_what_was_never_written() -> None:
     """NaN left in one number of the output fails, however small the rest of the error."""
     inputs = make_inputs(CASES[0], seed=5)
-    out, lse = check._run(subject, inputs, None)
+    out, lse = check.run_poisoned(subject, inputs, None)
     out[1, 0, 3, 77] = torch.nan
     problem, _, _ = check.compare(out, lse, inputs)
     assert problem is not None
@@ -243,7 +243,7 @@ def test_comparison_sees_what_was_never_written() -> None:
 def test_comparison_sees_a_wrong_lse() -> None:
     """An lse that is off by one part in ten thousand fails."""
     inputs = make_inputs(CASES[0], seed=5)
-    out, lse = check._run(subject, inputs, None)
+    out, lse = check.run_poisoned(subject, inputs, None)
     lse[0, 0, 0] *= 1.0001
     problem, _, _ = check.compare(out, lse, inputs)
     assert problem is not None

@@ -1,0 +1,131 @@
+"""The way to the host: ssh configuration, host key, login, and how long a command takes. Opens the one connection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestrator.connection import Remote, connect
+from orchestrator.connection.known_hosts import known_keys, lookup_name
+from orchestrator.connection.ssh_config import SshSettings, resolve
+from orchestrator.connection.timing import N_TIMES, time_line
+from orchestrator.doctor.findings import Finding, fail, failed_by, ok, skipped, warn
+from orchestrator.errors import ConnectionError_, HostKeyError, OrchError
+from orchestrator.records import Host
+
+START_FILES_LIMIT_S = 0.1
+"""Above this the login's start files are what every command mostly waits for."""
+
+START_FILES = {
+    "bash": ("~/.bashrc", "`case $- in *i*) ;; *) return ;; esac`"),
+    "zsh": ("~/.zshenv", "`[[ -o interactive ]] || return`"),
+    "fish": ("~/.config/fish/config.fish", "`status is-interactive; or exit`"),
+    "tcsh": ("~/.tcshrc", "`if (! $?prompt) exit`"),
+    "csh": ("~/.cshrc", "`if (! $?prompt) exit`"),
+}
+"""Login shell → the file that it reads for every command, and the line that ends it early."""
+
+
+class Way:
+    """Goes to one host, step by step; ``findings`` tells of each, and ``remote`` is open when all went well."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.remote: Remote | None = None
+
+    def findings(self) -> Iterator[Finding]:
+        """The checks of the way, in order."""
+        if self.host.transport == "local":
+            yield skipped("ssh config", f"{self.host.name} is this machine (transport: local): no ssh")
+            self.remote = connect(self.host)
+            return
+        try:
+            settings = resolve(self.host)
+        except OrchError as exc:
+            yield failed_by("ssh config", exc, f"try `ssh -G {self.host.ssh or self.host.name}`")
+            return
+        yield check_ssh_config(self.host, settings)
+        yield from self._open(settings)
+
+    def _open(self, settings: SshSettings) -> Iterator[Finding]:
+        began_s = time.perf_counter()
+        try:
+            self.remote = connect(self.host)
+        except HostKeyError as exc:
+            yield failed_by("host key", exc, f"ask whoever runs {self.host.name} for its fingerprint")
+            return
+        except OrchError as exc:
+            yield check_known(settings, is_verified=not isinstance(exc, ConnectionError_))
+            yield failed_by("login", exc, f"try `ssh {settings.alias}`")
+            return
+        yield check_known(settings, is_verified=True)
+        yield ok("login", f"{settings.address} in {time.perf_counter() - began_s:.2f} s")
+
+
+def check_ssh_config(host: Host, settings: SshSettings) -> Finding:
+    """Which configuration was read, and what it says: address, jump, keys."""
+    where = host.ssh_config or "~/.ssh/config"
+    source = f"`ssh -G` ({where})" if settings.resolved_by == "ssh -G" else "inventory.yaml alone (no ssh program here)"
+    hops = [hop.address for hop in settings.proxy_jump]
+    way = f" through {', '.join(hops)}" if hops else ""
+    if settings.proxy_command:
+        way = f" through `{settings.proxy_command}`"
+    keys = [path for path in settings.identity_files if Path(path).exists()]
+    if settings.identity_agent:
+        keys.append("the agent's")
+    text = f"{source}: {settings.alias} is {settings.address}{way}"
+    if keys:
+        return ok("ssh config", f"{text}, keys {', '.join(keys)}")
+    return warn(
+        "ssh config",
+        f"{text}; no key: no agent, and none of {', '.join(settings.identity_files) or 'no identity file'} exists",
+        f"set identity: of host {host.name} in inventory.yaml, or make a key with `ssh-keygen`",
+    )
+
+
+def check_known(settings: SshSettings, *, is_verified: bool) -> Finding:
+    """Which key of the host, and of each hop before it, is trusted.
+
+    Args:
+        is_verified: whether the host was reached, so that its key was compared with these.
+    """
+    known = []
+    for hop in (*settings.proxy_jump, settings):
+        try:
+            keys = [key for key in known_keys(hop) if not key.marker]
+        except HostKeyError as exc:
+            return failed_by("host key", exc, "correct the permissions of that file")
+        if not keys:
+            return skipped("host key", f"none is known for {lookup_name(hop)}; it could not be asked for its own")
+        known.append(f"{lookup_name(hop)} {', '.join(key.key_type for key in keys)} ({keys[0].where})")
+    return ok("host key", f"{'; '.join(known)}{'' if is_verified else ': known, not compared'}")
+
+
+def check_round_trip(remote: Remote, login_shell: str) -> Finding:
+    """How long ``true`` takes, and how much of it the login's start files are."""
+    times = time_line(remote)
+    fresh = f"`true` takes {_ms(times.fresh_s)} (median of {N_TIMES})"
+    if times.held_s is None or times.start_files_s is None:
+        return ok("round trip", f"{fresh}, no line in between")
+    text = f"{_ms(times.held_s)} on a shell that waits; a fresh {fresh}"
+    if times.start_files_s <= START_FILES_LIMIT_S:
+        return ok("round trip", text)
+    file, line = START_FILES.get(login_shell.rpartition("/")[2], ("the login's start file", "an early return"))
+    return warn(
+        "round trip",
+        f"{text}: {_ms(times.start_files_s)} of that are the login's start files, at every exec",
+        f"on {remote.host.name} begin {file} with {line}",
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms"
+
+
+def no_way(host: Host) -> Finding:
+    """Stands for every check on the host, when there is no connection."""
+    return skipped("host", f"nothing on {host.name} was looked at: no connection")
+
+
+__all__ = ["Way", "check_known", "check_round_trip", "check_ssh_config", "fail", "no_way"]
