@@ -22,14 +22,11 @@ from tests.support.agent_script import (
     HostFile,
     finish,
     hex_of,
+    path_of_coreutils,
     start,
     watchers_of,
 )
 from tests.support.waiting import wait_until
-
-NEEDED = (
-    "sh cat chmod cp date head id ln mkdir mv nohup readlink rm rmdir sha256sum sleep sort stat sync tail touch tr wc"
-)
 
 
 @pytest.fixture
@@ -499,20 +496,10 @@ def test_every_shell_gives_the_same(tmp_path: Path, shell: Sequence[str]) -> Non
     assert file.identity() == before
 
 
-def only_needed_tools(folder: Path) -> str:
-    """A PATH with sh and coreutils, and nothing else."""
-    folder.mkdir()
-    for name in NEEDED.split():
-        real = shutil.which(name)
-        assert real is not None, name
-        (folder / name).symlink_to(real)
-    return str(folder)
-
-
 def test_coreutils_are_enough_and_the_link_mutex_stands_in_for_flock(tmp_path: Path) -> None:
     """Without flock and setsid everything works, a dead owner's mutex is taken over, a live one is waited for."""
     file = HostFile.make(tmp_path / "k.py")
-    file.env = {"PATH": only_needed_tools(tmp_path / "bin")}
+    file.env = {"PATH": path_of_coreutils(tmp_path / "bin")}
     before = file.identity()
     assert file.push(faults={"ORCH_KILL": "rename"}).exit_code == -9
     assert (tmp_path / ".orch.mutex").is_symlink()

@@ -995,9 +995,7 @@ push_all() { # under the mutex
 
 # ---- revert
 
-has_trace() { [ -d "$state" ]; }
-
-has_no_trace() { ! has_trace; }
+has_no_trace() { [ ! -d "$state" ] && [ ! -h "$dir/.orch.mutex" ]; }
 
 revert_all() { # under the mutex
     [ "$force" = 1 ] || each refuse_if_held

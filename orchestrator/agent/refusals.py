@@ -56,7 +56,7 @@ def _prefixed(word: str | None) -> str | None:
 def _target(fields: Fields, host: Host) -> OrchError:
     return TargetError(
         f"{host.name}: {fields.get('path')}: {fields.get('reason')}",
-        next_step="check the target's path in inventory.yaml",
+        next_step="check the target's path in inventory.yaml, and `orch doctor`",
     )
 
 
@@ -149,7 +149,7 @@ def _usage(fields: Fields, host: Host) -> OrchError:
 
 def _broken(fields: Fields, host: Host) -> OrchError:
     return RemoteCommandError(
-        f"{host.name}: {fields.get('because')}", next_step="a host needs sh, coreutils and a writable folder there"
+        f"{host.name}: {fields.get('because')}", next_step="`orch doctor` lists what a host needs"
     )
 
 

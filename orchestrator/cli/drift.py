@@ -86,7 +86,7 @@ def _print_found(out: Output, found: Any) -> None:
     if found.live.is_clean:
         out.line("next: `orch pull` if the change is meant; otherwise have it undone on the host")
     else:
-        out.line("next: `orch revert --force` keeps that edit aside and restores the host")
+        out.line("next: `orch revert --force` restores the host and keeps this edit beside the file")
 
 
 def _document(found: Any) -> dict[str, Any] | None:

@@ -38,7 +38,8 @@ def command(folder: Path, is_json: bool) -> None:
     kept = [name for name in wanted if name not in written]
     for name in wanted:
         out.line(f"{'wrote ' if name in written else 'kept  '} {folder / name}")
-    out.line("next: fill in inventory.yaml, then `orch pull`")
+    there = "" if folder == Path() else f" in {folder}"
+    out.line(f"next: fill in {folder / 'inventory.yaml'}, then run `orch pull`{there}")
     out.document({"folder": str(folder), "written": written, "kept": kept})
 
 

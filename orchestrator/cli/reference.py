@@ -16,7 +16,7 @@ HEAD = """\
 Made by `python -m orchestrator.cli.reference > docs/commands.md`; a test holds it to the program.
 
 Every command but `demo` and `variant edit` takes `--json` and then prints one JSON document to standard output;
-progress, notes and errors always go to standard error.
+progress, notes and errors always go to standard error. [json.md](json.md) has the keys.
 
 | exit code | means |
 | ---: | --- |

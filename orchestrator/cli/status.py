@@ -35,7 +35,8 @@ def command(obj: dict[str, str], target_name: str | None, offline: bool, is_json
     project = Project.open(obj["inventory_path"])
     target = project.target(target_name)
     recorded = _on_record(project, target)
-    document: dict[str, Any] = {"target": target.name, "host": target.host, "kernel": target.kernel, **recorded}
+    where = {"target": target.name, "host": target.host, "kernel": target.kernel}
+    document: dict[str, Any] = {**where, **recorded, "now": None}
     if not offline:
         document["now"] = _ask_host(out, project, target, has_baseline=recorded["baseline"] is not None)
     _print_record(out, target, recorded)

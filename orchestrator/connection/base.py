@@ -120,8 +120,9 @@ class Remote(ABC):
             done = self.run(scripts.READ, [path], timeout_s=timeout_s)
             if done.exit_code:
                 raise self._read_error(path, done)
-            if hashlib.sha256(done.stdout).hexdigest().encode() == done.stderr.strip().rpartition(b"\n")[2]:
-                return done.stdout
+            digest, _, content = done.stdout.partition(b"\n")
+            if hashlib.sha256(content).hexdigest().encode() == digest:
+                return content
         raise TargetError(
             f"{self.host.name}: {path} changed while it was read, {N_READ_TRIES} times in a row",
             next_step="find out who is writing it, then try again",

@@ -37,8 +37,11 @@ INVENTORY = """\
 # Made by `orch demo`: one SSH host on loopback, one target, one engine, one workload.
 hosts:
   demo-host:
-    ssh: {alias}
-    ssh_config: {ssh_config}
+    ssh: 127.0.0.1
+    port: {ssh_port}
+    user: {user}
+    identity: {identity}
+    known_hosts: {known_hosts}{ssh_config}
     scratch_dir: {scratch}
 
 targets:
@@ -61,7 +64,7 @@ engines:
 
 workloads:
   short:
-    input_tokens: 64
+    input_tokens: 192
     output_tokens: 16
     prompts_per_concurrency: 10
     warmup_per_concurrency: 1
@@ -130,7 +133,7 @@ def play(folder: Path | None, run_command: RunCommand, say: Say, *, device: str 
     before = digest_of(story.live_file.read_bytes())
     with ThrowawaySshHost(story.folder / "ssh") as host:
         say(f"throwaway SSH host: {host.server} on 127.0.0.1:{host.port}, with keys and known_hosts of its own")
-        _write_inventory(story, host.alias, host.ssh_config_path, checkout, device)
+        _write_inventory(story, host, checkout, device)
         with _always_restored(story, before):
             _tell(story)
     say(f"\nthe host's file is as it was: {short(before)}; nothing of the demo is running")
@@ -233,12 +236,17 @@ def _copy_kernel(checkout: Path) -> Path:
     return checkout
 
 
-def _write_inventory(story: Story, alias: str, ssh_config: Path, checkout: Path, device: str) -> None:
+def _write_inventory(story: Story, host: ThrowawaySshHost, checkout: Path, device: str) -> None:
     scratch = story.folder / "host" / "scratch"
     scratch.mkdir(mode=0o700)
     text = INVENTORY.format(
-        alias=alias,
-        ssh_config=_yaml(ssh_config),
+        ssh_port=host.port,
+        user=_yaml(host.user),
+        identity=_yaml(host.identity_path),
+        known_hosts=_yaml(host.known_hosts_path),
+        ssh_config=f"\n    ssh_config: {_yaml(host.ssh_config_path)}  # instead of yours"
+        if shutil.which("ssh")
+        else "",
         scratch=_yaml(scratch),
         target=_yaml(story.live_file),
         checkout=_yaml(checkout),

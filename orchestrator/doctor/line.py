@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from orchestrator.connection import Remote, connect
 from orchestrator.connection.known_hosts import known_keys, lookup_name
 from orchestrator.connection.ssh_config import SshSettings, resolve
 from orchestrator.connection.timing import N_TIMES, time_line
-from orchestrator.doctor.findings import Finding, fail, failed_by, ok, skipped, warn
-from orchestrator.errors import ConnectionError_, HostKeyError, OrchError
+from orchestrator.doctor.findings import Finding, failed_by, ok, skipped, warn
+from orchestrator.errors import HostKeyError, LoginRefusedError, OrchError
 from orchestrator.records import Host
 
 START_FILES_LIMIT_S = 0.1
@@ -27,40 +27,38 @@ START_FILES = {
 """Login shell → the file that it reads for every command, and the line that ends it early."""
 
 
-class Way:
-    """Goes to one host, step by step; ``findings`` tells of each, and ``remote`` is open when all went well."""
+def reach(host: Host) -> Generator[Finding, None, Remote | None]:
+    """Goes to the host step by step, and tells of each.
 
-    def __init__(self, host: Host) -> None:
-        self.host = host
-        self.remote: Remote | None = None
+    Returns:
+        The open host; None when a step failed. The caller closes it.
+    """
+    if host.transport == "local":
+        yield skipped("ssh config", f"{host.name} is this machine (transport: local): no ssh")
+        return connect(host)
+    try:
+        settings = resolve(host)
+    except OrchError as exc:
+        yield failed_by("ssh config", exc, f"try `ssh -G {host.ssh or host.name}`")
+        return None
+    yield check_ssh_config(host, settings)
+    return (yield from _log_in(host, settings))
 
-    def findings(self) -> Iterator[Finding]:
-        """The checks of the way, in order."""
-        if self.host.transport == "local":
-            yield skipped("ssh config", f"{self.host.name} is this machine (transport: local): no ssh")
-            self.remote = connect(self.host)
-            return
-        try:
-            settings = resolve(self.host)
-        except OrchError as exc:
-            yield failed_by("ssh config", exc, f"try `ssh -G {self.host.ssh or self.host.name}`")
-            return
-        yield check_ssh_config(self.host, settings)
-        yield from self._open(settings)
 
-    def _open(self, settings: SshSettings) -> Iterator[Finding]:
-        began_s = time.perf_counter()
-        try:
-            self.remote = connect(self.host)
-        except HostKeyError as exc:
-            yield failed_by("host key", exc, f"ask whoever runs {self.host.name} for its fingerprint")
-            return
-        except OrchError as exc:
-            yield check_known(settings, is_verified=not isinstance(exc, ConnectionError_))
-            yield failed_by("login", exc, f"try `ssh {settings.alias}`")
-            return
-        yield check_known(settings, is_verified=True)
-        yield ok("login", f"{settings.address} in {time.perf_counter() - began_s:.2f} s")
+def _log_in(host: Host, settings: SshSettings) -> Generator[Finding, None, Remote | None]:
+    began_s = time.perf_counter()
+    try:
+        remote = connect(host)
+    except HostKeyError as exc:
+        yield failed_by("host key", exc, f"ask whoever runs {host.name} for its fingerprint")
+        return None
+    except OrchError as exc:
+        yield check_host_key(settings, is_compared=isinstance(exc, LoginRefusedError))
+        yield failed_by("login", exc, f"try `ssh {settings.alias}`")
+        return None
+    yield check_host_key(settings, is_compared=True)
+    yield ok("login", f"{settings.address} in {time.perf_counter() - began_s:.2f} s")
+    return remote
 
 
 def check_ssh_config(host: Host, settings: SshSettings) -> Finding:
@@ -84,11 +82,11 @@ def check_ssh_config(host: Host, settings: SshSettings) -> Finding:
     )
 
 
-def check_known(settings: SshSettings, *, is_verified: bool) -> Finding:
+def check_host_key(settings: SshSettings, *, is_compared: bool) -> Finding:
     """Which key of the host, and of each hop before it, is trusted.
 
     Args:
-        is_verified: whether the host was reached, so that its key was compared with these.
+        is_compared: whether the host was reached, so that its key is known to be one of these.
     """
     known = []
     for hop in (*settings.proxy_jump, settings):
@@ -97,9 +95,10 @@ def check_known(settings: SshSettings, *, is_verified: bool) -> Finding:
         except HostKeyError as exc:
             return failed_by("host key", exc, "correct the permissions of that file")
         if not keys:
-            return skipped("host key", f"none is known for {lookup_name(hop)}; it could not be asked for its own")
-        known.append(f"{lookup_name(hop)} {', '.join(key.key_type for key in keys)} ({keys[0].where})")
-    return ok("host key", f"{'; '.join(known)}{'' if is_verified else ': known, not compared'}")
+            return skipped("host key", f"none is known for {lookup_name(hop)}, and it could not be asked for its own")
+        known.append(f"{lookup_name(hop)}: {', '.join(key.key_type for key in keys)} ({keys[0].where})")
+    text = "; ".join(known)
+    return ok("host key", text) if is_compared else skipped("host key", f"{text}; not compared: no connection")
 
 
 def check_round_trip(remote: Remote, login_shell: str) -> Finding:
@@ -121,11 +120,3 @@ def check_round_trip(remote: Remote, login_shell: str) -> Finding:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms"
-
-
-def no_way(host: Host) -> Finding:
-    """Stands for every check on the host, when there is no connection."""
-    return skipped("host", f"nothing on {host.name} was looked at: no connection")
-
-
-__all__ = ["Way", "check_known", "check_round_trip", "check_ssh_config", "fail", "no_way"]

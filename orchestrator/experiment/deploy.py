@@ -14,7 +14,7 @@ from orchestrator.errors import (
     StaleBaseError,
     VariantError,
 )
-from orchestrator.experiment.guards import expected_files, reconcile, refuse_foreign_lease, with_diff
+from orchestrator.experiment.guards import reconcile, refuse_foreign_lease, wanted_files, with_diff
 from orchestrator.interrupts import shielded
 from orchestrator.project import holder
 from orchestrator.records import Deployment, Variant, short
@@ -45,7 +45,7 @@ def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S) -> 
         )
     live = reconcile(session, look(session, "push"))
     refuse_foreign_lease(session, live)
-    expected = expected_files(session, live, baseline)
+    wanted = wanted_files(session, live, baseline)
     nonce = live.deployment.nonce if live.deployment else push.new_nonce()
     session.store.record_variant(variant)
     deployment_id = session.store.begin_deployment(
@@ -63,7 +63,7 @@ def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S) -> 
             session.remote,
             session.target,
             variant.files,
-            expected=expected,
+            expected=wanted.by_file,
             nonce=nonce,
             holder=holder(),
             ttl_s=ttl_s,
@@ -72,7 +72,7 @@ def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S) -> 
         )
     except StaleBaseError as exc:
         session.store.end_deployment(deployment_id, "failed", error=str(exc))
-        raise with_diff(session, exc, baseline) from exc
+        raise with_diff(session, "push", wanted) from exc
     except KeyboardInterrupt:
         with shielded("putting the host back"):
             _put_back(session, nonce, deployment_id)

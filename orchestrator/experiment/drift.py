@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator import workspace
-from orchestrator.experiment.guards import expected_files, reconcile
+from orchestrator.experiment.guards import reconcile, wanted_files
 from orchestrator.pull import pull
-from orchestrator.records import Snapshot, manifest_digest
-from orchestrator.session import BASELINE, Live, Session, look
+from orchestrator.records import Snapshot
+from orchestrator.session import Live, Session, look
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +32,7 @@ def find_drift(session: Session) -> FileDrift:
     baseline = session.baseline()
     live = reconcile(session, look(session, "drift"))
     snapshot = pull(session.remote, session.target)
-    wanted: Sequence[tuple[str, str]] = tuple(expected_files(session, live, baseline).items())
-    files = baseline.files
-    expected_digest, name = baseline.digest, BASELINE
-    if live.deployment is not None and not live.is_clean:
-        expected_digest, name = manifest_digest(wanted), live.deployment.variant
-        files = session.store.files(expected_digest)
-    session.store.record_snapshot(snapshot, "drift", dict(wanted))
-    diff = workspace.diff(files, snapshot.files) if snapshot.digest != expected_digest else []
-    return FileDrift(live, expected_digest, name, snapshot, tuple(diff))
+    wanted = wanted_files(session, live, baseline)
+    session.store.record_snapshot(snapshot, "drift", wanted.by_file)
+    diff = workspace.diff(wanted.files, snapshot.files)
+    return FileDrift(live, wanted.digest, wanted.name, snapshot, tuple(diff))

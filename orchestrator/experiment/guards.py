@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from orchestrator import workspace
 from orchestrator.errors import LeaseHeldError, StaleBaseError
 from orchestrator.pull import pull
-from orchestrator.records import Snapshot, short
-from orchestrator.session import Live, Session, look
+from orchestrator.records import Snapshot, SourceFile, manifest_digest, short
+from orchestrator.session import BASELINE, Live, Session, look
+from orchestrator.store import LookSource
 
 
 def reconcile(session: Session, live: Live) -> Live:
@@ -46,26 +47,52 @@ def refuse_foreign_lease(session: Session, live: Live) -> None:
     )
 
 
-def expected_files(session: Session, live: Live, baseline: Snapshot) -> Mapping[str, str]:
-    """Digest by file that must be live for a push: what we deployed before, else the baseline."""
-    if live.is_ours and not live.is_clean:
-        return {
-            file.name: state.pushed_digest or state.base_digest or base.digest
-            for file, state, base in zip(session.target.files, live.states, baseline.files, strict=True)
-        }
-    return {file.name: file.digest for file in baseline.files}
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What must be live: the variant that this project deployed, or else the baseline."""
+
+    name: str
+    files: tuple[SourceFile, ...]
+
+    @property
+    def digest(self) -> str:
+        """Digest of the set (of one file: its own)."""
+        return manifest_digest(self.by_file.items())
+
+    @property
+    def by_file(self) -> dict[str, str]:
+        """Digest by file name."""
+        return {file.name: file.digest for file in self.files}
 
 
-def with_diff(session: Session, exc: StaleBaseError, baseline: Snapshot) -> StaleBaseError:
-    """The refusal with its evidence: what is live, against the baseline."""
+def wanted_files(session: Session, live: Live, baseline: Snapshot) -> Wanted:
+    """What the record and the host's journal say must be live, whatever is."""
+    if live.deployment is None or live.is_clean:
+        return Wanted(BASELINE, baseline.files)
+    digests = [
+        (file.name, state.pushed_digest or state.base_digest or base.digest)
+        for file, state, base in zip(session.target.files, live.states, baseline.files, strict=True)
+    ]
+    content = session.store.artifact_content
+    files = tuple(SourceFile(name, digest, content(digest)) for name, digest in digests)
+    return Wanted(live.deployment.variant, files)
+
+
+def with_diff(session: Session, source: LookSource, wanted: Wanted) -> StaleBaseError:
+    """The refusal of a file that is not what it must be, with its evidence: the diff of what is live."""
     snapshot = pull(session.remote, session.target)
-    session.store.record_snapshot(snapshot, "push", {file.name: file.digest for file in baseline.files})
-    diff = workspace.diff(baseline.files, snapshot.files)
+    session.store.record_snapshot(snapshot, source, wanted.by_file)
     return StaleBaseError(
-        f"{session.target.host}: the live file changed since the pull (have {short(snapshot.digest)}, "
-        f"want {short(baseline.digest)}); nothing was written",
+        f"{session.target.host}: somebody else changed the live file (have {short(snapshot.digest)}, want "
+        f"{wanted.name} {short(wanted.digest)}); nothing was written",
         found=snapshot.digest,
-        expected=baseline.digest,
-        next_step="see `orch drift`, then `orch pull` if the change is meant",
-        evidence=[line.rstrip("\n") for line in diff],
+        expected=wanted.digest,
+        next_step=f"see `orch drift`, then {_way_out(wanted)}",
+        evidence=[line.rstrip("\n") for line in workspace.diff(wanted.files, snapshot.files)],
     )
+
+
+def _way_out(wanted: Wanted) -> str:
+    if wanted.name == BASELINE:
+        return "`orch pull` if the change is meant"
+    return "`orch revert --force` (keeps that edit beside the file)"

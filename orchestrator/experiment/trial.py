@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from orchestrator import bench, provenance, push, serve
 from orchestrator.errors import EngineDiedError, LeaseLostError, OrchError, StaleBaseError
-from orchestrator.experiment.guards import reconcile, refuse_foreign_lease, with_diff
+from orchestrator.experiment.guards import reconcile, refuse_foreign_lease, wanted_files, with_diff
 from orchestrator.interrupts import shielded
 from orchestrator.project import holder
 from orchestrator.records import LoadProgress, LoadResult, Progress, Service, Workload, short
@@ -110,11 +110,7 @@ def _arm_on_host(session: Session) -> Live:
             next_step=f"run `orch push --variant {wanted}` again, or `orch bench` once more for what is live now",
         )
     if live.name is None:
-        raise with_diff(
-            session,
-            StaleBaseError("", found=live.digest, expected=baseline.digest),
-            baseline,
-        )
+        raise with_diff(session, "bench-before", wanted_files(session, live, baseline))
     if live.name == BASELINE:
         session.store.record_states(session.target.host, session.target, live.states, "bench-before", expected)
     elif live.is_clean:

@@ -1,6 +1,6 @@
 """From the plain values of a YAML tree to an ``Inventory``: shorter forms, references, paths, and every refusal.
 
-Collects all that is wrong before it refuses. Reads no file: whether a key file exists is found out when it is used.
+Collects all that is wrong before it refuses. Reads no file: whether a key file exists is ``orch doctor``'s question.
 """
 
 from __future__ import annotations

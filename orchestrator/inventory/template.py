@@ -12,7 +12,7 @@ _TEMPLATE = """\
 # yaml-language-server: $schema=inventory.schema.json
 #
 # What orch tunes, and where. Never a password or token here: the engine inherits the environment of the host's own
-# login. When this is filled in, `orch status` asks the host and `orch pull` fetches the kernel.
+# login. Check the whole chain with `orch doctor`, then fetch the kernel with `orch pull`.
 version: 1
 
 # Machines reached by SSH. The name is used as the address, or as the alias in your ~/.ssh/config; so an entry may be

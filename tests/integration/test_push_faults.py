@@ -18,7 +18,18 @@ from orchestrator.agent import Agent, PushedContent
 from orchestrator.connection.local import LocalRemote
 from orchestrator.errors import HostWriteError, LeaseHeldError, OrchError, RevertError, StaleBaseError
 from orchestrator.records import Host, digest_of
-from tests.support.agent_script import BASE, NEW, STEPS, HostFile, Reply, finish, hex_of, start, watchers_of
+from tests.support.agent_script import (
+    BASE,
+    NEW,
+    STEPS,
+    HostFile,
+    Reply,
+    finish,
+    hex_of,
+    path_of_coreutils,
+    start,
+    watchers_of,
+)
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -60,6 +71,17 @@ def test_a_push_killed_at_any_step_is_mended(file: HostFile, step: str) -> None:
     if step in ("stage-base", "rename", "journal"):  # the repeat of the same push, as after a lost line
         assert file.ask(*words, stdin=NEW + script).only.outcome in ("pushed", "already")
         assert file.path.read_bytes() == NEW
+    mends(file, before)
+
+
+def test_a_mutex_that_outlived_its_owner_is_cleared_by_the_next_revert(file: HostFile, tmp_path: Path) -> None:
+    """Without flock: killed after the last file was removed and before the mutex was, the target is clean but locked."""
+    before = file.identity()
+    file.env = {"PATH": path_of_coreutils(tmp_path / "bin")}
+    file.push()
+    assert file.revert(ORCH_KILL="answer").exit_code == -signal.SIGKILL
+    assert not file.state_dir.exists()
+    assert file.has_trace
     mends(file, before)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ STEPS = tuple(dict.fromkeys(re.findall(r"^ *step ([a-z-]+)", SCRIPT, re.MULTILIN
 BASE = b"num_stages = 2\n"
 NEW = b"num_stages = 3\n"
 OLD_MTIME_S = 1_700_000_000
+NEEDED = (
+    "sh cat chmod cp date head id ln mkdir mv nohup readlink rm rmdir sha256sum sleep sort stat sync tail touch tr wc"
+)
 
 
 def hex_of(content: bytes) -> str:
@@ -153,3 +157,13 @@ def watchers_of(path: Path) -> list[int]:
         if b"orch-watch" in words and os.fsencode(path) in words:
             found.append(int(folder.name))
     return found
+
+
+def path_of_coreutils(folder: Path) -> str:
+    """A PATH with sh and coreutils, and nothing else: no flock, no setsid."""
+    folder.mkdir()
+    for name in NEEDED.split():
+        real = shutil.which(name)
+        assert real is not None, name
+        (folder / name).symlink_to(real)
+    return str(folder)

@@ -6,11 +6,19 @@ kernel file is a real one with an autotune list of three configs, the engine is 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import io
 import json
 import os
+import pty
 import signal
+import struct
+import subprocess
 import sys
-from collections.abc import Callable
+import termios
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,8 +133,7 @@ class Ran:
 class CliProject:
     """The project; ``orch`` runs one command in it, in this process."""
 
-    def __init__(self, folder: Path, read_output: Callable[[], Any]) -> None:
-        self._read_output = read_output
+    def __init__(self, folder: Path) -> None:
         self.folder = folder / "project"
         self.site = folder / "site"
         self.scratch = folder / "scratch"
@@ -172,11 +179,26 @@ class CliProject:
         self.inventory.write_text(text)
 
     def orch(self, *words: str) -> Ran:
-        """Runs ``orch WORDS``."""
-        self._read_output()
-        code = run(list(words))
-        out, err = self._read_output()
-        return Ran(code, out, err)
+        """Runs ``orch WORDS`` in the project's folder; standard output and error are pipes to it."""
+        out, err = io.StringIO(), io.StringIO()
+        with _inside(self.folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = run(list(words))
+        return Ran(code, out.getvalue(), err.getvalue())
+
+    def at_terminal(self, *words: str, columns: int = 80) -> Ran:
+        """Runs ``orch WORDS`` at a terminal of so many columns; ``out`` is what it shows, of both streams."""
+        with _terminal(columns) as shown, _inside(self.folder):
+            code = run(list(words))
+        return Ran(code, shown.text, "")
+
+    def process(self, *words: str, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
+        """Starts ``orch WORDS`` as a process of its own."""
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            [*options.pop("before", ()), sys.executable, "-m", "orchestrator", *words],
+            **{"stdout": pipe, "stderr": pipe, "text": True, "cwd": self.folder, **options},
+            env={**os.environ, **(env or {})},
+        )
 
     def done(self, *words: str) -> Ran:
         """Runs ``orch WORDS``, which must succeed."""
@@ -221,3 +243,55 @@ class CliProject:
                 if any(mark in text for mark in marks) and is_alive(int(entry.name)):
                     found.append(int(entry.name))
         return found
+
+
+@contextlib.contextmanager
+def cli_project(folder: Path, *, n_files: int = 1) -> Iterator[CliProject]:
+    """A new project below a folder; at the end nothing of it runs."""
+    project = CliProject(folder)
+    project.make(n_files=n_files)
+    try:
+        yield project
+    finally:
+        project.close()
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+class Shown:
+    """What a terminal was told."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def read(self, descriptor: int) -> None:
+        """Reads until the terminal is closed at its other end."""
+        pieces = []
+        with suppress(OSError):
+            while piece := os.read(descriptor, 1 << 16):
+                pieces.append(piece)
+        self.text = b"".join(pieces).decode().replace("\r\n", "\n")
+
+
+@contextlib.contextmanager
+def _terminal(columns: int) -> Iterator[Shown]:
+    """A pseudo-terminal as standard output and error; what it was told is there when the block has ended."""
+    outside, inside = pty.openpty()
+    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    shown = Shown()
+    reader = threading.Thread(target=shown.read, args=(outside,))
+    reader.start()
+    with pytest.MonkeyPatch.context() as patch, open(inside, "w", encoding="utf-8") as stream:  # noqa: PTH123
+        patch.setenv("COLUMNS", str(columns))
+        with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+            yield shown
+    reader.join()
+    os.close(outside)
