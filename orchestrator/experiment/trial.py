@@ -100,17 +100,16 @@ def _arm_on_host(session: Session) -> Live:
     deployed_before = session.store.open_deployments(session.target.name)
     live = reconcile(session, look(session, "bench-before"))
     refuse_foreign_lease(session, live)
-    wanted = next(
-        (d.variant for d in reversed(deployed_before) if d.variant != BASELINE and d.status == "pushed"), None
-    )
-    if wanted is not None and live.name != wanted:
+    pushed = [d.variant for d in deployed_before if d.variant != BASELINE and d.status == "pushed"]
+    if pushed and live.deployment is None and live.name != pushed[-1]:
         raise LeaseLostError(
-            f"{session.target.host}: {wanted} is no longer live ({live.name or 'unknown bytes'} is, "
+            f"{session.target.host}: {pushed[-1]} is no longer live ({live.name or 'unknown bytes'} is, "
             f"{short(live.digest)}): its lease had ended and the host restored itself",
-            next_step=f"run `orch push --variant {wanted}` again, or `orch bench` once more for what is live now",
+            next_step=f"run `orch push --variant {pushed[-1]}` again, or `orch bench` once more for what is live now",
         )
-    if live.name is None:
-        raise with_diff(session, "bench-before", wanted_files(session, live, baseline))
+    wanted = wanted_files(session, live, baseline)
+    if live.digest != wanted.digest and (live.name is None or not live.is_clean):
+        raise with_diff(session, "bench-before", wanted)
     if live.name == BASELINE:
         session.store.record_states(session.target.host, session.target, live.states, "bench-before", expected)
     elif live.is_clean:

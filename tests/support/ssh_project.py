@@ -117,27 +117,32 @@ class SessionHost:
         """Later sessions stop (``STOP``), are killed (``KILL``) or fail (``FAIL``) at a named step of the agent."""
         self.faults.write_text(f"export ORCH_{kind}={step}\n")
 
-    def stopped_agent(self) -> int | None:
-        """Pid of an agent that stands still at its step; None when there is none."""
-        for pid in pids():
-            with contextlib.suppress(OSError):
-                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-                if state == "T" and b"HOME=" + os.fsencode(self.ssh.home_path) in environment_of(pid):
-                    return pid
-        return None
+    def stopped_agents(self) -> list[int]:
+        """Pids of the agents that stand still at their step."""
+        mark = b"HOME=" + os.fsencode(self.ssh.home_path)
+        return [pid for pid in pids() if state_of(pid) == "T" and mark in environment_of(pid)]
 
     def await_stopped_agent(self) -> int:
-        """The same, once there is one."""
-        found: list[int] = []
-        wait_until(lambda: bool(found.append(pid) if (pid := self.stopped_agent()) else found))
-        return found[0]
+        """Pid of the one agent that stands still, once it does."""
+        wait_until(lambda: len(self.stopped_agents()) == 1, timeout_s=60.0)
+        return self.stopped_agents()[0]
+
+    def let_go(self) -> None:
+        """Every agent that stands still goes on; later ones do not stop."""
+        self.faults.unlink(missing_ok=True)
+        for pid in self.stopped_agents():
+            os.kill(pid, signal.SIGCONT)
+
+    def end_stopped(self) -> None:
+        """Every agent that stands still is killed, as when the host loses it; later ones do not stop."""
+        self.faults.unlink(missing_ok=True)
+        for pid in self.stopped_agents():
+            os.kill(pid, signal.SIGKILL)
 
     def reset(self) -> None:
         """No faults, an open gate, nobody stopped."""
         self.gate.unlink(missing_ok=True)
-        self.faults.unlink(missing_ok=True)
-        while (pid := self.stopped_agent()) is not None:
-            os.kill(pid, signal.SIGKILL)
+        self.end_stopped()
 
 
 @pytest.fixture(scope="session")
@@ -467,6 +472,13 @@ def query(db_path: Path, sql: str) -> list[dict[str, Any]]:
 def pids() -> list[int]:
     """Every live process, zombies aside."""
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and is_alive(int(path.name))]
+
+
+def state_of(pid: int) -> str:
+    """``R``, ``S``, ``T`` … as the kernel says; empty when it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
 
 
 def command_of(pid: int) -> bytes:
