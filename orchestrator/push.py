@@ -18,7 +18,6 @@ from orchestrator.agent import Agent, PushedContent, RevertAnswer
 from orchestrator.connection.base import Remote
 from orchestrator.errors import (
     ConnectionError_,
-    HostUnreachableError,
     LeaseLostError,
     LineLostError,
     OrchError,
@@ -40,6 +39,7 @@ from orchestrator.records import (
 
 DEFAULT_POLL_S = 5.0
 RECONNECT_PAUSES_S = (0.2, 1.0, 3.0, 8.0)
+RETRY_FOR_S = 60.0
 RENEWALS_PER_TTL = 3
 TRIES_PER_TTL = 12
 _T = TypeVar("_T")
@@ -91,7 +91,7 @@ def push(
         ForeignEditError, LeaseHeldError, TransferError, HostWriteError, TargetError: nothing was written, or what was
             written was restored.
         RevertError: a file of several failed, and another could not be put back.
-        LineLostError: no answer, and the host cannot be reached to ask; the watcher is on guard there.
+        ConnectionError_, RemoteTimeoutError: no answer, and the host cannot be reached to ask; its watcher is on guard.
     """
     contents = [_pushed_content(target, file, expected) for file in files]
     answer = _until_answered(
@@ -141,7 +141,9 @@ def revert(
         RevertError: a file is not restored, or it could not be asked whether it is.
     """
     try:
-        answer = _until_answered(lambda: Agent(remote).revert(_paths(target), nonce=nonce, force=force))
+        answer = _until_answered(
+            lambda: Agent(remote).revert(_paths(target), nonce=nonce, force=force), also_unsent=True
+        )
     except (ConnectionError_, RemoteTimeoutError) as exc:
         raise RevertError(
             f"{target.host}: not known to be restored: {', '.join(_paths(target))} ({exc.message})",
@@ -240,21 +242,29 @@ class LeaseKeeper:
                 return
 
 
-def _until_answered(ask: Callable[[], _T]) -> _T:
+def _until_answered(ask: Callable[[], _T], *, also_unsent: bool = False) -> _T:
     """Asks again after a lost line, for every question here may be asked twice; reconnecting is the remote's part.
 
+    Args:
+        also_unsent: keep trying also where the host could not be reached in the first place.
+
     Raises:
-        LineLostError, RemoteTimeoutError, HostUnreachableError: still no answer; it is not known what the host did.
+        ConnectionError_, RemoteTimeoutError: still no answer; it is not known what the host did.
     """
+    give_up_s = time.monotonic() + RETRY_FOR_S
     try:
         return ask()
-    except (LineLostError, RemoteTimeoutError) as exc:
+    except (ConnectionError_, RemoteTimeoutError) as exc:
+        if not also_unsent and not isinstance(exc, (LineLostError, RemoteTimeoutError)):
+            raise
         lost: OrchError = exc
     for pause_s in RECONNECT_PAUSES_S:
+        if time.monotonic() + pause_s > give_up_s:
+            break
         time.sleep(pause_s)
         try:
             return ask()
-        except (LineLostError, RemoteTimeoutError, HostUnreachableError) as exc:
+        except (ConnectionError_, RemoteTimeoutError) as exc:  # also a login that was cut half way: it worked before
             lost = exc
     raise lost
 

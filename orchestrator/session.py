@@ -87,7 +87,8 @@ class Live:
         digest: of the set of files; None when one is missing.
         name: ``baseline``, a variant's name, or None when orch does not know these bytes.
         lease: the one that is held on the first file, if any.
-        deployment: this project's open deployment under that lease; None when the lease is not this project's.
+        nonce: of that lease when this project took it, whatever became of the push; None when it is somebody else's.
+        deployment: this project's open deployment under that lease: the one whose bytes are live, or else the newest.
         by_file: digest by file name.
     """
 
@@ -95,13 +96,14 @@ class Live:
     digest: str | None
     name: str | None
     lease: Lease | None
+    nonce: str | None
     deployment: OpenDeployment | None
     by_file: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def is_ours(self) -> bool:
         """Whether this project holds the lease."""
-        return self.deployment is not None
+        return self.nonce is not None
 
     @property
     def is_clean(self) -> bool:
@@ -152,13 +154,15 @@ def look(session: Session, source: LookSource, expected: Mapping[str, str] | Non
     digest = set_digest(session.target, states)
     names = known_names(session.project, session.store, session.target)
     lease = next((state.lease for state in states if state.lease is not None), None)
+    nonce = lease.nonce if lease is not None and session.store.is_own_nonce(lease.nonce) else None
     opened = session.store.open_deployments(session.target.name)
-    ours = [deployment for deployment in opened if lease is not None and deployment.nonce == lease.nonce]
+    ours = sorted((d for d in opened if d.nonce == nonce), key=lambda d: (d.digest == digest, d.id))
     return Live(
         states=states,
         digest=digest,
         name=names.get(digest) if digest is not None else None,
         lease=lease,
+        nonce=nonce,
         deployment=ours[-1] if ours else None,
         by_file={file.name: state.digest for file, state in zip(session.target.files, states, strict=True)},
     )

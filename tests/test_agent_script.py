@@ -367,6 +367,7 @@ def test_the_watcher_restores_when_the_lease_ends_and_then_runs_the_script(file:
     assert marker.read_bytes() == BASE + b"/\n"
 
 
+@pytest.mark.slow
 def test_renewing_keeps_the_watcher_away(file: HostFile) -> None:
     """A lease that is renewed outlives its first ttl, and one that is not renewed then ends."""
     file.push(ttl_s=2)

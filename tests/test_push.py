@@ -22,6 +22,7 @@ from orchestrator.errors import (
     LeaseHeldError,
     LeaseLostError,
     LineLostError,
+    LoginRefusedError,
     OrchError,
     RevertError,
     StaleBaseError,
@@ -184,7 +185,7 @@ def lost() -> OrchError:
 def test_a_push_whose_answer_was_lost_is_found_to_have_happened(remote: UnsteadyRemote, target: Target) -> None:
     """The host acted and nobody was told: asked again it says so, with the true digest before."""
     remote.after = [lost()]
-    remote.before = [None, HostUnreachableError("gpu-a: no route"), None]
+    remote.before = [None, HostUnreachableError("gpu-a: no route"), LoginRefusedError("gpu-a: cut during the login")]
     deployment = deploy(remote, target)
     assert [file.was_already_there for file in deployment.files] == [True, True]
     assert deployment.previous_digest == manifest_digest(digests(KERNEL).items())
@@ -221,6 +222,17 @@ def test_a_revert_goes_on_after_a_lost_line(remote: UnsteadyRemote, target: Targ
         setattr(remote, fault, [lost(), lost()])
         push.revert(remote, target, nonce="aa", expected=digests(KERNEL))
         assert live(target) == [KERNEL, LAYOUT]
+
+
+def test_a_revert_keeps_trying_where_a_push_does_not(remote: UnsteadyRemote, target: Target) -> None:
+    """A host that cannot be reached at first: the push says so at once, the revert tries again."""
+    remote.before = [HostUnreachableError("gpu-a: no route")]
+    with pytest.raises(HostUnreachableError):
+        deploy(remote, target)
+    deploy(remote, target)
+    remote.before = [HostUnreachableError("gpu-a: no route")]
+    push.revert(remote, target, nonce="aa")
+    assert live(target) == [KERNEL, LAYOUT]
 
 
 def test_a_revert_that_gets_no_answer_is_loud(remote: UnsteadyRemote, target: Target) -> None:
@@ -345,6 +357,7 @@ def test_lock_renew_unlock(remote: UnsteadyRemote, target: Target) -> None:
     assert live(target) == [KERNEL, LAYOUT]
 
 
+@pytest.mark.slow
 def test_the_keeper_holds_the_lease_through_a_bad_line(remote: UnsteadyRemote, target: Target) -> None:
     """Renewed again and again past its ttl, while single renewals fail; the failure is visible, not fatal."""
     deploy(remote, target, ttl_s=3)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from importlib import resources
 
 from orchestrator.agent.answers import Answer, FileAnswer, MalformedAnswerError, Refusal, parse
-from orchestrator.agent.refusals import error_for, repair_command
+from orchestrator.agent.refusals import copy_command, error_for, repair_command
 from orchestrator.connection.base import Remote
 from orchestrator.errors import LeaseLostError, LineLostError, OrchError, TargetError
 from orchestrator.records import DeployedFile, FileState, Lease, digest_of
 
-__all__ = ["Agent", "PushAnswer", "PushedContent", "RevertAnswer", "repair_command"]
+__all__ = ["Agent", "PushAnswer", "PushedContent", "RevertAnswer", "copy_command", "repair_command"]
 
 TIMEOUT_S = 60.0
 SLOWEST_LINE_BYTES_PER_S = 50_000

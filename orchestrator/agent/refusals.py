@@ -41,6 +41,14 @@ def repair_command(host: Host, base_path: str, target_path: str) -> str:
     return repair if host.transport == "local" else shlex.join([*_ssh_words(host), repair])
 
 
+def copy_command(host: Host, local_path: str, target_path: str) -> str:
+    """The one line that writes a file of this machine into the target by hand, where the host has no backup."""
+    if host.transport == "local":
+        return shlex.join(["cp", local_path, target_path])
+    write = shlex.join(_ssh_words(host)) + " " + shlex.quote(f"cat > {shlex.quote(target_path)}")
+    return f"{write} < {shlex.quote(local_path)}"
+
+
 def _ssh_words(host: Host) -> list[str]:
     options = {"-F": host.ssh_config, "-i": host.identity, "-J": host.jump, "-l": host.user}
     words = ["ssh", *(word for flag, value in options.items() if value for word in (flag, value))]
@@ -134,7 +142,7 @@ def _unrestored(fields: Fields, host: Host) -> OrchError:
     if fields.get("backup") == "whole":
         step = "repair it with: " + repair_command(host, base, path)
     else:
-        step = f"its backup {base} is missing or damaged: copy the baseline there by hand (variants/…/baseline)"
+        step = f"its backup {base} is missing or damaged; copy the baseline there by hand, then run `orch revert`"
     because = fields.get("because", "").strip()
     return RevertError(
         f"{host.name}: {path} is NOT RESTORED (found {found or 'no file'}, wanted {wanted})"

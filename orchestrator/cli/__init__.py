@@ -6,6 +6,7 @@ Each command lives in a module of its own that is imported when the command is c
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import sys
@@ -22,6 +23,7 @@ from orchestrator.version import VERSION
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("init", "Write a commented inventory.yaml."),
+    "doctor": ("doctor", "Check the whole chain, host to load client; each failure says what to do."),
     "pull": ("pull", "Fetch the target's files and record them as the baseline."),
     "status": ("status", "What is on the host, who holds it, what is in the workspace."),
     "variant": ("variant", "Make, list, show, diff, edit and drop variants."),
@@ -143,5 +145,11 @@ def _as_message(text: str) -> str:
 
 def _as_orch_error(error: OSError) -> OrchError:
     """What the operating system refused, outside of what a station watches: a full or read-only disk, a lost folder."""
+    steps = {
+        errno.EACCES: "this user may not read or write there",
+        errno.EROFS: "that disk is read-only",
+        errno.ENOSPC: "free some space on that disk",
+    }
     where = f": {error.filename}" if error.filename else ""
-    return OrchError(f"{error.strerror or error}{where}", next_step="`orch --debug …` shows where this happened")
+    step = steps.get(error.errno or 0, "`orch --debug …` shows where this happened")
+    return OrchError(f"{error.strerror or error}{where}", next_step=step)

@@ -58,7 +58,6 @@ def _measured(
     concurrencies: tuple[int, ...],
     keep_running: bool,
 ) -> Trial:
-    from orchestrator.errors import InterruptedError_
     from orchestrator.experiment.trial import trial
     from orchestrator.records import Progress
     from orchestrator.session import open_session
@@ -70,13 +69,7 @@ def _measured(
             text, detail = f"concurrency {load.concurrency_cap}", _phase_words(load)
             progress(Progress("load", text, load.n_done, load.n_total, load.elapsed_s, left_s, detail))
 
-        try:
-            return trial(session, workload, concurrencies, keep_running=keep_running, on_load=show)
-        except KeyboardInterrupt:
-            raise InterruptedError_(
-                "interrupted: the load and the engine were stopped, the trial is stored as failed",
-                next_step="`orch status` shows what is live; `orch revert` restores the host",
-            ) from None
+        return trial(session, workload, concurrencies, keep_running=keep_running, on_load=show)
 
 
 def _phase_words(load: LoadProgress) -> str:

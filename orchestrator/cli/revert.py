@@ -27,8 +27,8 @@ ENGINE_WORDS = {
 def command(obj: dict[str, str], target_name: str | None, force: bool, restart: bool, is_json: bool) -> None:
     """Put the pristine bytes back, and prove it.
 
-    Works from the host's own backup, so it needs neither results.db nor variants/. Repeating it is safe. Exit code 5
-    means that the host is NOT restored; the message has the command that repairs it.
+    Works from the host's own backup, so it needs neither variants/ nor, with --force, results.db. Repeating it is safe.
+    Exit code 5 means that the host is NOT restored; the message has the command that repairs it.
     """
     from orchestrator.experiment.conclude import conclude
     from orchestrator.project import Project

@@ -72,8 +72,10 @@ def live_words(live: Live, *, has_baseline: bool) -> tuple[str, str | None]:
     from orchestrator.records import short
 
     if live.digest is None:
-        return "a file is MISSING: run `orch revert`", "bold red"
-    phase = "clean" if live.is_clean else "deployed by orch"
+        what = "restore it there, or correct its path in inventory.yaml" if live.is_clean else "run `orch revert`"
+        return f"a file is MISSING: {what}", "bold red"
+    unclean = "a push was cut off: `orch revert` clears it" if live.name == "baseline" else "deployed by orch"
+    phase = "clean" if live.is_clean else unclean
     if not has_baseline and live.name is None and live.is_clean:
         return f"{short(live.digest)}, not recorded yet: run `orch pull`", None
     if live.name is None:

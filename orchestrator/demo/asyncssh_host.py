@@ -87,7 +87,6 @@ async def serve(folder: Path, port: int) -> None:
         authorized_client_keys=str(folder / "authorized_keys"),
         process_factory=functools.partial(_run_session, home=folder / "home"),
         encoding=None,
-        sftp_factory=True,  # for people who look at the host with scp
         allow_pty=False,
         agent_forwarding=False,
     )

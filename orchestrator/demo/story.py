@@ -64,7 +64,7 @@ engines:
 
 workloads:
   short:
-    input_tokens: 192
+    input_tokens: 128
     output_tokens: 16
     prompts_per_concurrency: 10
     warmup_per_concurrency: 1

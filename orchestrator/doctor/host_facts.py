@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from orchestrator.connection import Remote
 from orchestrator.errors import RemoteCommandError
 from orchestrator.records import Engine, Target
 
 TOOLS = (
-    "basename cat chmod cp cut date dd dirname env head id kill ln mkdir mv readlink rm rmdir sleep sort stat sync "
-    "tail touch tr uname wc"
-).split()
+    *("basename", "cat", "chmod", "cp", "cut", "date", "dd", "dirname", "env", "head", "id", "kill", "ln", "mkdir"),
+    *("mv", "readlink", "rm", "rmdir", "sleep", "sort", "stat", "sync", "tail", "touch", "tr", "uname", "wc"),
+)
 """Everything outside the shell that orch's scripts run on a host, but those that have a substitute."""
 
 WITH_SUBSTITUTE = ("sha256sum", "shasum", "openssl", "flock", "setsid", "perl", "python3")
@@ -84,7 +84,7 @@ target() {  # $1 number, $2 path
   if [ -r "$real" ]; then say "is_readable.$1" yes; fi
   if [ -w "$dir" ] && [ -x "$dir" ]; then say "is_folder_writable.$1" yes; fi
   if is_mount_point "$real"; then say "is_mount_point.$1" yes; fi
-  say "stat.$1" "$(stat -c '%s %a %h %u %U:%G' "$real" 2>/dev/null || stat -f '%z %Lp %l %u %Su:%Sg' "$real" 2>/dev/null)"
+  say "stat.$1" "$({ stat -c '%s %a %h %u %U:%G' "$real" || stat -f '%z %Lp %l %u %Su:%Sg' "$real"; } 2>/dev/null)"
   say "df.$1" "$(df -Pk "$dir" 2>/dev/null | tail -n 1)"
   for kept in "$dir/.orch-${real##*/}"/foreign.*; do
     if [ -e "$kept" ]; then say "kept.$1" "$kept"; fi
@@ -153,7 +153,7 @@ class HostFacts:
 
     values: Mapping[str, tuple[str, ...]]
     asked_s: float = 0.0
-    answered_s: float = field(default=0.0)
+    answered_s: float = 0.0
 
     def one(self, key: str) -> str:
         """The only value; empty when the host did not say."""

@@ -21,16 +21,15 @@ def live_lease(states: Sequence[FileState]) -> Lease | None:
 def check_deployment(target: Target, states: Sequence[FileState], opened: Sequence[OpenDeployment]) -> Finding:
     """Whether something of orch's is live, and who holds the lease."""
     lease, deployed = live_lease(states), [state for state in states if state.phase != CLEAN]
-    what = f"{len(deployed)} file(s) deployed" if deployed else "nothing deployed"
+    what = f"deployed: {', '.join(state.path for state in deployed)}" if deployed else "nothing deployed"
     revert = f"`orch revert {target.name}`"
     if lease is not None:
         is_ours = lease.nonce in {one.nonce for one in opened}
         whose = "this project" if is_ours else "somebody else"
         text = f"{what}; {whose} holds the lease for another {lease.remaining_s:.0f} s: {lease.holder}"
-        return warn("deployment", text, f"{revert} gives it back" if is_ours else f"wait, or ask them to run {revert}")
+        return warn("deployment", text, f"{revert} ends it" if is_ours else f"wait, or ask them to run {revert}")
     if deployed:
-        text = f"{what}, and nobody holds the lease: {', '.join(state.path for state in deployed)}"
-        return warn("deployment", text, f"{revert} puts the baseline back")
+        return warn("deployment", f"{what}; nobody holds the lease", f"{revert} puts the baseline back")
     if opened:
         text = f"nothing deployed, but the record holds {opened[-1].variant} open since {opened[-1].started_at}"
         return warn("deployment", text, f"`orch status {target.name}` brings the record up to date")
@@ -74,8 +73,8 @@ def check_engines(
         return ok("engine process", f"{text}, under the lease of {lease.holder}")
     strangers = [one for one in engines if one["engine"] not in known]
     if strangers:
-        groups = " ".join(f"-{one['pids'][0]}" for one in strangers)
-        return warn("engine process", text, f"end it on {target.host}: `kill -TERM -- {groups}`")
+        groups = " ".join(f"-{one['group']}" for one in strangers)
+        return warn("engine process", text, f"end it on {target.host}: `kill -TERM {groups}`")
     return warn("engine process", text, f"`orch bench` restarts it, `orch revert {target.name}` stops it")
 
 

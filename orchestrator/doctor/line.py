@@ -119,4 +119,4 @@ def check_round_trip(remote: Remote, login_shell: str) -> Finding:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms"
+    return f"{seconds * 1000:.2f} ms" if seconds < 0.001 else f"{seconds * 1000:.3g} ms"

@@ -6,8 +6,9 @@ import contextlib
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator import push, serve
-from orchestrator.errors import ForeignEditError, LeaseLostError, RevertError
+from orchestrator import push, serve, workspace
+from orchestrator.agent import copy_command
+from orchestrator.errors import ForeignEditError, LeaseHeldError, LeaseLostError, RevertError, WorkspaceError
 from orchestrator.interrupts import shielded
 from orchestrator.records import Restoration, Snapshot, short
 from orchestrator.session import Session, look
@@ -36,7 +37,7 @@ def conclude(session: Session, *, force: bool = False, restart: bool = False) ->
     """
     live = look(session, "revert")
     stored = session.store.baseline(session.target.name)
-    nonce = live.deployment.nonce if live.deployment else None
+    nonce = live.nonce
     if live.is_clean and stored is not None and live.digest != stored.digest:
         raise ForeignEditError(
             f"{session.target.host}: nothing of orch's is deployed, and the live file ({short(live.digest)}) is not "
@@ -46,7 +47,7 @@ def conclude(session: Session, *, force: bool = False, restart: bool = False) ->
         )
     session.say("revert", f"restoring {session.target.name} on {session.target.host}")
     with shielded("putting the host back"):
-        restoration = push.revert(session.remote, session.target, nonce=nonce, force=force)
+        restoration = _restored(session, nonce, force=force)
         if nonce is not None:
             with contextlib.suppress(LeaseLostError):
                 push.unlock(session.remote, session.target, nonce=nonce)
@@ -59,6 +60,31 @@ def conclude(session: Session, *, force: bool = False, restart: bool = False) ->
         _restart(session, restoration)
         ended = "restarted"
     return Concluded(restoration, ended)
+
+
+def _restored(session: Session, nonce: str | None, *, force: bool) -> Restoration:
+    """The restoration, with refusals that know this project."""
+    try:
+        return push.revert(session.remote, session.target, nonce=nonce, force=force)
+    except LeaseHeldError as exc:
+        raise LeaseHeldError(
+            exc.message,
+            next_step="wait for it; or, if it is yours and results.db was lost, `orch revert --force` ends it",
+        ) from exc
+    except RevertError as exc:
+        raise RevertError(exc.message, next_step=exc.next_step, evidence=_copy_commands(session)) from exc
+
+
+def _copy_commands(session: Session) -> list[str]:
+    """For a host without a good backup: what puts this project's pristine copy there, a line a file."""
+    with contextlib.suppress(WorkspaceError):
+        pristine = workspace.read_baseline(session.project.variants_root, session.target)
+        folder = session.project.variants_root / session.target.name / workspace.BASELINE
+        commands = [
+            copy_command(session.remote.host, str(folder / file.name), file.path) for file in session.target.files
+        ]
+        return [f"the baseline {short(pristine.digest)} is written by hand with:", *commands]
+    return []
 
 
 def _require_baseline(session: Session, restoration: Restoration, stored: Snapshot | None) -> None:

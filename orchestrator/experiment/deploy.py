@@ -6,9 +6,9 @@ import contextlib
 
 from orchestrator import push, serve
 from orchestrator.errors import (
+    ConnectionError_,
     InterruptedError_,
     LeaseLostError,
-    LineLostError,
     OrchError,
     RemoteTimeoutError,
     StaleBaseError,
@@ -46,7 +46,7 @@ def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S) -> 
     live = reconcile(session, look(session, "push"))
     refuse_foreign_lease(session, live)
     wanted = wanted_files(session, live, baseline)
-    nonce = live.deployment.nonce if live.deployment else push.new_nonce()
+    nonce = live.nonce or push.new_nonce()
     session.store.record_variant(variant)
     deployment_id = session.store.begin_deployment(
         target=session.target.name,
@@ -57,8 +57,8 @@ def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S) -> 
         nonce=nonce,
         holder=holder(),
     )
-    session.say("push", f"pushing {variant.name} {short(variant.digest)} to {session.target.host}")
     try:
+        session.say("push", f"pushing {variant.name} {short(variant.digest)} to {session.target.host}")
         deployment = push.push(
             session.remote,
             session.target,
@@ -70,28 +70,32 @@ def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S) -> 
             floor_mtime_s=_highest_mtime_s(session, live),
             on_restore=serve.restore_script(session.engine, session.remote.scratch_dir()),
         )
+        session.store.end_deployment(deployment_id, "pushed", deployment=deployment)
     except StaleBaseError as exc:
         session.store.end_deployment(deployment_id, "failed", error=str(exc))
         raise with_diff(session, "push", wanted) from exc
     except KeyboardInterrupt:
         with shielded("putting the host back"):
-            _put_back(session, nonce, deployment_id)
-        raise InterruptedError_("interrupted: the push was undone and the host is as it was") from None
-    except (LineLostError, RemoteTimeoutError) as exc:  # only the host knows whether it arrived: `orch status` asks
+            restored = _put_back(session, nonce)
+        raise InterruptedError_(f"interrupted: the push was undone, live is {short(restored)} as before orch") from None
+    except (ConnectionError_, RemoteTimeoutError) as exc:  # only the host knows whether it arrived: `orch status` asks
         session.store.end_deployment(deployment_id, "unknown", error=str(exc))
         raise
     except OrchError as exc:
         session.store.end_deployment(deployment_id, "failed", error=str(exc))
         raise
-    session.store.end_deployment(deployment_id, "pushed", deployment=deployment)
     return deployment
 
 
-def _put_back(session: Session, nonce: str, deployment_id: int) -> None:
-    push.revert(session.remote, session.target, nonce=nonce)
+def _put_back(session: Session, nonce: str) -> str:
+    """Restores what was live before the first push under this lease; returns its digest."""
+    restored = push.revert(session.remote, session.target, nonce=nonce)
     with contextlib.suppress(LeaseLostError):
         push.unlock(session.remote, session.target, nonce=nonce)
-    session.store.end_deployment(deployment_id, "reverted", error="interrupted")
+    for opened in session.store.open_deployments(session.target.name):
+        if opened.nonce == nonce:
+            session.store.end_deployment(opened.id, "reverted", error="interrupted")
+    return restored.digest
 
 
 def _highest_mtime_s(session: Session, live: Live) -> int:

@@ -69,6 +69,8 @@ def wanted_files(session: Session, live: Live, baseline: Snapshot) -> Wanted:
     """What the record and the host's journal say must be live, whatever is."""
     if live.deployment is None or live.is_clean:
         return Wanted(BASELINE, baseline.files)
+    if live.digest == live.deployment.digest:  # also where a later push was cut off after its journal entry
+        return Wanted(live.deployment.variant, session.store.files(live.deployment.digest))
     digests = [
         (file.name, state.pushed_digest or state.base_digest or base.digest)
         for file, state, base in zip(session.target.files, live.states, baseline.files, strict=True)

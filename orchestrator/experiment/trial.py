@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator import bench, provenance, push, serve
-from orchestrator.errors import EngineDiedError, LeaseLostError, OrchError, StaleBaseError
+from orchestrator.errors import EngineDiedError, InterruptedError_, LeaseLostError, OrchError, StaleBaseError
 from orchestrator.experiment.guards import reconcile, refuse_foreign_lease, wanted_files, with_diff
 from orchestrator.interrupts import shielded
 from orchestrator.project import holder
@@ -58,8 +58,28 @@ def trial(
         StaleBaseError: the live bytes are neither the baseline nor a variant that this project knows.
         LeaseLostError: the pushed variant is no longer live.
         EngineError: it did not start, died, or loaded other bytes; the trial is stored as failed.
+        InterruptedError_: Ctrl-C; load and engine were stopped, the trial is stored as failed. A pushed variant stays.
     """
     live = _arm_on_host(session)
+    try:
+        return _measure(session, live, workload, concurrencies, keep_running, on_load)
+    except KeyboardInterrupt:
+        stays = live.name if live.deployment is not None and not live.is_clean else None
+        what = f"{stays} stays live on {session.target.host} under its lease" if stays else "the host is as it was"
+        raise InterruptedError_(
+            f"interrupted: the load and the engine were stopped, and no number counts as measured; {what}",
+            next_step="`orch bench` measures it again, `orch revert` restores the host" if stays else None,
+        ) from None
+
+
+def _measure(
+    session: Session,
+    live: Live,
+    workload: Workload,
+    concurrencies: Sequence[int],
+    keep_running: bool,
+    on_load: LoadWatch | None,
+) -> Trial:
     assert live.digest is not None
     assert live.name is not None
     with _hold(session, live) as (deployment_id, keeper):
@@ -135,7 +155,7 @@ def _hold(session: Session, live: Live) -> Iterator[tuple[int, push.LeaseKeeper]
         with push.LeaseKeeper(session.remote, session.target, nonce=live.deployment.nonce, ttl_s=ttl_s) as keeper:
             yield live.deployment.id, keeper
         return
-    nonce = push.new_nonce()
+    nonce = live.nonce or push.new_nonce()  # the lease of a bench that was killed goes on
     hold_id = session.store.begin_deployment(
         target=session.target.name,
         host=session.target.host,

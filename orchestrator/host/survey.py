@@ -49,6 +49,7 @@ def _engine(folder: str, table: List[Process]) -> Dict[str, Any]:
         "folder": folder,
         "engine": record["engine"],
         "pids": [one.pid for one in alive],
+        "group": alive[0].group,
         "has_leader": engine_state.leader(record, alive) is not None,
         "started_s": record["started_s"],
         "deployed_digest": record["deployed_digest"],

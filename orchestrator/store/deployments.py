@@ -118,6 +118,10 @@ class Deployments(Database):
         row = self._row("SELECT nonce FROM deployments WHERE target = ? ORDER BY id DESC LIMIT 1", (target,))
         return None if row is None else str(row[0])
 
+    def is_own_nonce(self, nonce: str) -> bool:
+        """Whether a lease was taken for a deployment of this record, ended or not."""
+        return self._row("SELECT 1 FROM deployments WHERE nonce = ? LIMIT 1", (nonce,)) is not None
+
     def highest_mtime_s(self, host: str, real_path: str) -> int | None:
         """The latest modification time that the file was ever seen with or given; None when it was never seen.
 

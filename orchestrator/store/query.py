@@ -97,7 +97,7 @@ def _fetch(connection: sqlite3.Connection, sql: str, params: Params) -> tuple[tu
 
 def _explained(error: StoreError, tables: Sequence[str]) -> StoreError:
     """SQLite's complaint about the statement itself, with what there is to ask about."""
-    text = str(error.__cause__ or "")
+    text = str(error.__cause__ or "").rstrip(".")
     if "one statement at a time" in text:
         return StoreError("the query has more than one statement", next_step="ask one at a time")
     if isinstance(error.__cause__, (sqlite3.OperationalError, sqlite3.ProgrammingError)) and error.next_step is None:

@@ -8,12 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestrator.demo.ssh_host import free_port
+from tests.support.cli_project import Ran
 from tests.support.ssh_project import SUPPORT, SessionHost, SshProject, behind_proxy
 from tests.support.waiting import wait_until
 
@@ -93,7 +95,8 @@ def fails_to_serve(project: SshProject) -> tuple[str, list[str]]:
     assert project.query("select * from deployments where ended_at is null") == []
     assert project.named_pids(b"serving_engine") == []
     assert project.traces == []
-    return ran.error, ran.evidence
+    (error,) = [line for line in ran.err.splitlines() if line.startswith("orch: ")]
+    return error, ran.evidence
 
 
 def test_an_engine_that_is_never_ready_is_stopped_and_shown(project: SshProject) -> None:
@@ -283,13 +286,13 @@ def test_of_two_projects_that_push_at_once_exactly_one_wins(project: SshProject,
 
 @pytest.fixture
 def small_disk(session_host: SessionHost, tmp_path: Path) -> Iterator[SshProject]:
-    """A project whose target lies on a file system of 64 KiB of its own."""
+    """A project whose target lies on a file system of 256 KiB of its own."""
     if os.geteuid() != 0:
         pytest.skip("needs root to mount")
     made = SshProject(tmp_path, session_host)
     folder = made.live.parent
     folder.mkdir(parents=True)
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], check=False).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", folder], check=False).returncode:
         pytest.skip("cannot mount here")
     made.write_host()
     made.write_inventory()
@@ -364,6 +367,31 @@ def test_a_push_cut_at_any_byte_is_whole_and_mended(project: SshProject) -> None
             project.done("revert")
             assert (project.identity(), project.traces) == (before, []), cut
             assert project.query("select * from deployments where ended_at is null") == [], cut
+
+
+def test_a_push_whose_answer_never_came_is_unknown_until_the_host_is_asked(
+    project: SshProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line ends after the bytes went out, and nobody can connect again: told, recorded as unknown, then found."""
+    monkeypatch.setattr("orchestrator.push.RECONNECT_PAUSES_S", (0.1, 0.1))
+    project.with_variants()
+    before = project.identity()
+    ran: list[Ran] = []
+    push = threading.Thread(target=lambda: ran.append(project.orch("push", "--variant", "V1")))
+    with behind_proxy(project):
+        project.host.set_fault("STOP", "journal")
+        push.start()
+        project.host.await_stopped_agent()
+    push.join()
+    project.host.let_go()
+    project.write_inventory()
+    assert ran[0].code == 1 and "cannot be reached" in ran[0].error
+    assert [row["status"] for row in project.query("select status from deployments")] == ["unknown"]
+    wait_until(lambda: project.digest == project.digest_of("V1"))
+    tells_the_truth(project)
+    assert [row["status"] for row in project.query("select status from deployments")] == ["pushed"]
+    project.done("revert")
+    assert (project.identity(), project.traces) == (before, [])
 
 
 def test_a_frozen_line_is_noticed_and_replaced(project: SshProject) -> None:

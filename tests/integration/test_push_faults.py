@@ -75,7 +75,7 @@ def test_a_push_killed_at_any_step_is_mended(file: HostFile, step: str) -> None:
 
 
 def test_a_mutex_that_outlived_its_owner_is_cleared_by_the_next_revert(file: HostFile, tmp_path: Path) -> None:
-    """Without flock: killed after the last file was removed and before the mutex was, the target is clean but locked."""
+    """Without flock, killed between the last removal and the release: clean, but locked until the next contact."""
     before = file.identity()
     file.env = {"PATH": path_of_coreutils(tmp_path / "bin")}
     file.push()

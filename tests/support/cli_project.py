@@ -27,6 +27,10 @@ from typing import Any
 import pytest
 
 from orchestrator.cli import run
+from orchestrator.project import Project
+from orchestrator.records import Environment
+from orchestrator.store import Store
+from tests.support import store_records
 from tests.support.tiny_host import free_port, is_alive, until
 
 STUB_ENGINE = Path(__file__).with_name("stub_engine.py")
@@ -223,6 +227,20 @@ class CliProject:
         """Rows of the record."""
         rows: list[dict[str, Any]] = self.done("query", sql, "--json").document
         return rows
+
+    def record_start(
+        self, arm: str, digest: str, values: Mapping[int, float], *, at: str, facts: Environment | None = None
+    ) -> None:
+        """Puts a good engine start with the output tokens per second at each concurrency on record."""
+        workload = Project.open(self.inventory).workload(None)
+        with Store.open(self.db) as store:
+            trial_id = store.begin_trial(
+                host="here", target="flash_mla", variant=arm, digest=digest, workload=workload, started_at=at
+            )
+            store.record_service(trial_id, store_records.service(digest, facts))
+            for concurrency, value in values.items():
+                store.record_load(trial_id, store_records.load(concurrency, value))
+            store.end_trial(trial_id, "ok", digest_after=digest)
 
     def close(self) -> None:
         """Ends every process that was started on this host: engine, watcher, load client."""

@@ -19,6 +19,7 @@ import importlib
 import json
 import os
 import selectors
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ready-file", type=Path, help="ready once this file exists")
     parser.add_argument("--hold-file", type=Path, help="completions wait while this file exists")
     parser.add_argument("--die", action="store_true", help="raise while starting")
+    parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--fault", type=read_fault, action="append", default=[])
     return parser.parse_args(argv)
@@ -122,6 +124,8 @@ def main() -> None:
     """Does what the options say."""
     options = parse()
     print("serving engine starts", flush=True)
+    if options.ignore_term:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if options.die:
         raise RuntimeError("no kernel image is available for execution on the device")
     truth = load(options)

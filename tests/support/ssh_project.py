@@ -127,6 +127,12 @@ class SessionHost:
         wait_until(lambda: len(self.stopped_agents()) == 1, timeout_s=60.0)
         return self.stopped_agents()[0]
 
+    def await_waiting_agent(self) -> None:
+        """Returns when another agent waits for the mutex, which the one that stands still holds."""
+        mark = b"HOME=" + os.fsencode(self.ssh.home_path)
+        naps = (b"sleep\0" + b"0.05\0", b"sleep\0" + b"1\0")
+        wait_until(lambda: any(command_of(pid) in naps and mark in environment_of(pid) for pid in pids()))
+
     def let_go(self) -> None:
         """Every agent that stands still goes on; later ones do not stop."""
         self.faults.unlink(missing_ok=True)
