@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import inventory
-from orchestrator.records import digest_of, short
+from orchestrator.agent import copy_command
+from orchestrator.records import Host, digest_of, short
 from tests.support.cli_project import KERNEL, SECOND, CliProject, cli_project
 from tests.support.store_records import environment
 from tests.support.waiting import wait_until
@@ -508,3 +509,17 @@ def test_debug_shows_the_traceback(project: CliProject) -> None:
     with project.process("--debug", "push", "--variant", "V9") as process:
         _, err = process.communicate()
     assert process.returncode == 1 and err.startswith("Traceback") and "UnknownNameError" in err
+
+
+def test_the_copy_command_reaches_the_host(tmp_path: Path) -> None:
+    """Over SSH the repair by hand writes this machine's file into the host's, whatever is in their names."""
+    local, remote = tmp_path / "it's mine.py", tmp_path / "a $b 'c.py"
+    local.write_text(KERNEL)
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/words\nfor last; do :; done\nexec sh -c "$last"\n')
+    ssh.chmod(0o755)
+    command = copy_command(Host(name="gpu-a", user="ann", port=2222), str(local), str(remote))
+    subprocess.run(command, shell=True, check=True, env={"PATH": f"{ssh.parent}:/usr/bin:/bin"})
+    assert remote.read_text() == KERNEL
+    assert (tmp_path / "words").read_text().startswith("-l ann -p 2222 gpu-a cat > ")

@@ -635,7 +635,7 @@ def test_missing_tools_are_named(project: CliProject, tmp_path: Path, monkeypatc
     link_tools(tmp_path / "enough", wanted)
     monkeypatch.setenv("PATH", str(tmp_path / "enough"))
     report = doctor(project)
-    assert report["host tools"]["status"] == "ok"
+    assert report["host tools"]["status"] == "ok", report["host tools"]
     assert "no flock (a symbolic link serves as lock), setsid" in report["host tools"]["text"]
 
 

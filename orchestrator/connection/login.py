@@ -85,9 +85,12 @@ class KeyLogin:
             except paramiko.BadAuthenticationType as exc:
                 raise self._refused(f"the host takes no keys, only {', '.join(exc.allowed_types)}") from exc
             except paramiko.AuthenticationException:
+                if not transport.is_active() and not self.tried:  # no host ends a login after its first key
+                    raise EOFError("the line died during the login") from None
                 self.tried.append(f"{candidate.name}: refused")
                 if not transport.is_active():
-                    raise self._refused("the host ended the login: too many keys were offered") from None
+                    n = len(self.tried)
+                    raise self._refused(f"the host ended the login after {n} keys (too many?)") from None
                 continue
             if wanted_too:
                 raise self._refused(f"{candidate.name} was accepted, and the host wants {' and '.join(wanted_too)} too")
