@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -22,10 +23,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from orchestrator import push
 from orchestrator.connection.ssh import SshRemote
 from orchestrator.demo.ssh_host import ThrowawaySshHost
-from orchestrator.records import Host
+from orchestrator.pull import pull
+from orchestrator.records import Host, SourceFile, Target, TargetFile, digest_of
 from tests.support.tcp_proxy import TcpProxy
 
 LARGE_BYTES = 16 << 20
@@ -126,20 +130,25 @@ def orch_true(server: ThrowawaySshHost) -> Callable[[Path], Callable[[], object]
     return prepare
 
 
+def fabric_connection(server: ThrowawaySshHost, config: Path) -> Any:
+    """A plain fabric connection to the throwaway host."""
+    import fabric
+
+    port = int(next(line.split()[1] for line in config.read_text().splitlines() if line.strip().startswith("Port")))
+    return fabric.Connection(
+        "127.0.0.1",
+        user=server.user,
+        port=port,
+        config=fabric.Config(lazy=True, overrides={"load_ssh_configs": False}),
+        connect_kwargs={"key_filename": str(server.identity_path), "look_for_keys": False, "allow_agent": False},
+    )
+
+
 def fabric_read(server: ThrowawaySshHost, remote_path: Path) -> Callable[[Path], Callable[[], object]]:
     """fabric as it comes: ``get`` the file, ``run`` the digest, compare."""
 
     def prepare(config: Path) -> Callable[[], object]:
-        import fabric
-
-        port = int(next(line.split()[1] for line in config.read_text().splitlines() if line.strip().startswith("Port")))
-        connection = fabric.Connection(
-            "127.0.0.1",
-            user=server.user,
-            port=port,
-            config=fabric.Config(lazy=True, overrides={"load_ssh_configs": False}),
-            connect_kwargs={"key_filename": str(server.identity_path), "look_for_keys": False, "allow_agent": False},
-        )
+        connection = fabric_connection(server, config)
         here = server.folder / "fabric_copy"
 
         def operation() -> None:
@@ -189,6 +198,71 @@ def orch_read_cold(server: ThrowawaySshHost, remote_path: Path) -> Callable[[Pat
     return prepare
 
 
+def target_of(remote_path: Path) -> Target:
+    """A target of one file."""
+    file = TargetFile(path=str(remote_path), name=remote_path.name)
+    return Target(name="bench", host="bench", engine="none", files=(file,), kernel="none")
+
+
+def orch_pull(server: ThrowawaySshHost, remote_path: Path) -> Callable[[Path], Callable[[], object]]:
+    """``orch pull``'s part on the host: state, digest and bytes of a target."""
+
+    def prepare(config: Path) -> Callable[[], object]:
+        remote = SshRemote(Host(name="bench", ssh=server.alias, ssh_config=str(config)))
+        target = target_of(remote_path)
+        return lambda: pull(remote, target)
+
+    return prepare
+
+
+def orch_push(server: ThrowawaySshHost, remote_path: Path, nonce: str) -> Callable[[Path], Callable[[], object]]:
+    """``orch push``'s part on the host: lease, compare-and-swap, verification. Each push puts other bytes live."""
+
+    def prepare(config: Path) -> Callable[[], object]:
+        remote = SshRemote(Host(name="bench", ssh=server.alias, ssh_config=str(config)))
+        target = target_of(remote_path)
+        live = [remote_path.read_bytes()]
+
+        def operation() -> None:
+            file = SourceFile.of(remote_path.name, os.urandom(SMALL_BYTES))
+            expected = {remote_path.name: digest_of(live[0])}
+            push.push(remote, target, [file], expected=expected, nonce=nonce, holder="bench", ttl_s=60)
+            live[0] = file.content
+
+        return operation
+
+    return prepare
+
+
+def fabric_write(server: ThrowawaySshHost, remote_path: Path) -> Callable[[Path], Callable[[], object]]:
+    """fabric as it comes: ``put`` the file, ``run`` the digest, compare. Not atomic, no lease."""
+
+    def prepare(config: Path) -> Callable[[], object]:
+        connection = fabric_connection(server, config)
+
+        def operation() -> None:
+            content = os.urandom(SMALL_BYTES)
+            connection.put(io.BytesIO(content), remote=str(remote_path))
+            digest = connection.run(f"sha256sum {remote_path}", hide=True).stdout.split()[0]
+            assert hashlib.sha256(content).hexdigest() == digest
+
+        return operation
+
+    return prepare
+
+
+def scp_write(server: ThrowawaySshHost, remote_path: Path) -> Callable[[Path], Callable[[], object]]:
+    """``scp`` to the host: a connection of its own each time, not atomic, no digest."""
+
+    def prepare(config: Path) -> Callable[[], object]:
+        here = server.folder / "scp_source"
+        here.write_bytes(os.urandom(SMALL_BYTES))
+        argv = ["scp", "-q", "-F", str(config), str(here), f"{server.alias}:{remote_path}"]
+        return lambda: subprocess.run(argv, check=True)
+
+    return prepare
+
+
 def measure_large(server: ThrowawaySshHost, repeats: int) -> list[Row]:
     """Sixteen megabytes from the host, like against like: cold beside cold, warm beside warm; all interleaved."""
     path = server.folder / "large"
@@ -222,18 +296,28 @@ def measure_large(server: ThrowawaySshHost, repeats: int) -> list[Row]:
 
 def measure_small(server: ThrowawaySshHost, round_trip_s: float, repeats: int) -> list[Row]:
     """Fifteen kilobytes, a kernel file, without and with a slow line."""
-    path = server.folder / "small"
-    path.write_bytes(os.urandom(SMALL_BYTES))
+    path, pushed, written = (server.folder / name for name in ("small", "pushed", "written"))
+    for file in (path, pushed, written):
+        file.write_bytes(os.urandom(SMALL_BYTES))
+    nonce = push.new_nonce()
     operations = [
         ("warm `true`: Remote.run", orch_true(server)),
         ("15 KB + digest: Remote.read", orch_read(server, path)),
         ("15 KB + digest: fabric get + run", fabric_read(server, path)),
         ("15 KB: scp", scp_read(server, path)),
+        ("pull of 15 KB: orch", orch_pull(server, path)),
+        ("push of 15 KB: orch, compare-and-swap", orch_push(server, pushed, nonce)),
+        ("push of 15 KB: fabric put + run", fabric_write(server, written)),
+        ("push of 15 KB: scp", scp_write(server, written)),
     ]
-    return [
+    rows = [
         time_in_round_trips(name, prepare, server, round_trip_s=round_trip_s, repeats=repeats)
         for name, prepare in operations
     ]
+    with SshRemote(Host(name="bench", ssh=server.alias, ssh_config=str(server.ssh_config_path))) as remote:
+        push.revert(remote, target_of(pushed), nonce=nonce)
+        push.unlock(remote, target_of(pushed), nonce=nonce)
+    return rows
 
 
 def show(rows: list[Row]) -> None:

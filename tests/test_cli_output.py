@@ -416,6 +416,18 @@ def test_a_closed_pipe_is_no_traceback(project: CliProject) -> None:
         assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.parametrize("option", ["", "--csv", "--json"])
+def test_a_reader_that_is_gone_is_no_traceback(project: CliProject, option: str) -> None:
+    """Where nobody reads any more, a small result that waits in a buffer ends quietly too."""
+    project.pulled()
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with project.process("query", "select 1 as one", *option.split(), stdout=write_end) as process:
+        os.close(write_end)
+        _, err = process.communicate()
+    assert (process.returncode, err) == (1, "")
+
+
 def test_a_terminal_without_unicode_gets_escapes(project: CliProject) -> None:
     """Where the output cannot carry an arrow or a dash, it is written as an escape; the command does not fail."""
     project.with_variant("V2")

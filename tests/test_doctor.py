@@ -629,10 +629,10 @@ def test_missing_tools_are_named(project: CliProject, tmp_path: Path, monkeypatc
     """A host without tools that the agent runs fails with their names; what has a substitute is no failure."""
     wanted = [*host_facts.TOOLS, "sha256sum", "setsid", "df"]
     link_tools(tmp_path / "few", [name for name in wanted if name not in ("tr", "sync")])
+    link_tools(tmp_path / "enough", wanted)
     monkeypatch.setenv("PATH", str(tmp_path / "few"))
     found = doctor(project)["host tools"]
     assert (found["status"], found["text"]) == ("fail", "here lacks sync, tr")
-    link_tools(tmp_path / "enough", wanted)
     monkeypatch.setenv("PATH", str(tmp_path / "enough"))
     report = doctor(project)
     assert report["host tools"]["status"] == "ok", report["host tools"]
