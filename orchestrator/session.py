@@ -88,7 +88,7 @@ class Live:
         name: ``baseline``, a variant's name, or None when orch does not know these bytes.
         lease: the one that is held on the first file, if any.
         nonce: of that lease when this project took it, whatever became of the push; None when it is somebody else's.
-        deployment: this project's open deployment under that lease: the one whose bytes are live, or else the newest.
+        deployment: this project's open deployment under that lease, the newest; None when there is none.
         by_file: digest by file name.
     """
 
@@ -156,7 +156,7 @@ def look(session: Session, source: LookSource, expected: Mapping[str, str] | Non
     lease = next((state.lease for state in states if state.lease is not None), None)
     nonce = lease.nonce if lease is not None and session.store.is_own_nonce(lease.nonce) else None
     opened = session.store.open_deployments(session.target.name)
-    ours = sorted((d for d in opened if d.nonce == nonce), key=lambda d: (d.digest == digest, d.id))
+    ours = [deployment for deployment in opened if deployment.nonce == nonce]
     return Live(
         states=states,
         digest=digest,

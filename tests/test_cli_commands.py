@@ -132,6 +132,17 @@ def test_a_variant_can_start_from_another(project: CliProject) -> None:
     )
 
 
+def test_knobs_can_be_set_in_an_edited_variant(project: CliProject) -> None:
+    """--from with --set keeps the edit by hand beside the knobs, and says that it is not isolated."""
+    project.pulled().done("variant", "new", "V3")
+    path = project.variants / "V3" / "flash_mla.py"
+    path.write_text(path.read_text().replace("* scale", "* scale * 1.0"))
+    out = project.done("variant", "new", "V4", "--from", "V3", "--set", "num_stages=3").out
+    assert "not isolated: num_stages 2 → 3" in out and "flash_mla_decode_kernel" in out
+    text = (project.variants / "V4" / "flash_mla.py").read_text()
+    assert "* scale * 1.0" in text and "num_stages=3" in text
+
+
 def test_a_free_edit_names_the_function(project: CliProject) -> None:
     """A copy edited by hand is a variant too; it is not isolated, and the edited function is named."""
     ran = project.pulled().done("variant", "new", "V3")

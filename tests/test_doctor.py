@@ -497,6 +497,18 @@ def test_a_python_that_will_not_do(project: CliProject, tmp_path: Path, says: st
     assert "engine python" in report.with_status("fail")
 
 
+def test_a_python_that_dies(project: CliProject, tmp_path: Path) -> None:
+    """One that tells its version and then cannot run anything."""
+    fake = program(
+        tmp_path / "bin", "python", 'case $4 in *version_info*) echo 3.11.0 ;; *) echo "no GIL" >&2; exit 9; esac'
+    )
+    edit(project, f"python: {json.dumps(sys.executable)}", f"python: {fake}")
+    report = doctor(project)
+    assert report["engine python"]["status"] == "fail"
+    assert report["engine python"]["evidence"] == ["no GIL"]
+    assert report["load client"]["status"] == "skipped"
+
+
 def test_another_copy_is_imported(project: CliProject, tmp_path: Path) -> None:
     """Another copy of the module earlier on the engine's path is found before anything is measured with it."""
     other = tmp_path / "other" / "kernels"
@@ -623,6 +635,14 @@ def test_no_scratch_folder(project: CliProject) -> None:
     assert "scratch_dir of host here" in report["scratch folder"]["next_step"]
     assert report["run folders"]["status"] == "skipped"
     assert report["module"]["status"] == "ok"
+
+
+def test_a_host_that_answers_nothing(project: CliProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that dies in the middle is one failure; what needs no host is still looked at."""
+    monkeypatch.setattr(host_facts, "SCRIPT", "kill -9 $$")
+    report = doctor(project)
+    assert report.with_status("fail") == {"host tools"}
+    assert [finding["name"] for finding in report.findings][-3:] == ["workloads", "results.db", "workspace"]
 
 
 def test_missing_tools_are_named(project: CliProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def command(obj: dict[str, str], sql: str, is_json: bool, is_csv: bool) -> None:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows([portable(cell) for cell in row] for row in rows)
-        pass  # here, where a closed pipe is still noticed as one
+        sys.stdout.flush()  # here, where a closed pipe is still noticed as one
         return
     out = Output(is_json=is_json)
     numbers = frozenset(name for i, name in enumerate(columns) if _is_numeric(rows, i))

@@ -26,7 +26,7 @@ progress, notes and errors always go to standard error. [json.md](json.md) has t
 def reference() -> str:
     """The whole page."""
     codes = "".join(f"| {code} | {text} |\n" for code, text in MEANINGS.items())
-    root = click.Context(orch, info_name="orch", max_content_width=WIDTH, terminal_width=WIDTH)
+    root = click.Context(orch, info_name="orch", max_content_width=WIDTH, terminal_width=WIDTH, **orch.context_settings)
     return HEAD + codes + "".join(_sections(root))
 
 

@@ -82,7 +82,7 @@ def test_a_push_that_is_live_is_undone_and_a_second_signal_survived(project: Ssh
 
 @each_signal
 def test_a_start_ends_with_the_engine_and_leaves_the_variant(project: SshProject, number: signal.Signals) -> None:
-    """While it waits for a slow engine: the engine is gone; what was pushed stays under its lease, and that is said."""
+    """While it waits for a slow engine: the engine is gone, and what was pushed is said to stay under its lease."""
     project.write_inventory("--ready-file", str(project.ready_file))
     project.pushed("V1")
     bench = project.begin("bench", "--concurrency", "1")

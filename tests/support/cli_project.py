@@ -201,7 +201,7 @@ class CliProject:
         return subprocess.Popen(
             [*options.pop("before", ()), sys.executable, "-m", "orchestrator", *words],
             **{"stdout": pipe, "stderr": pipe, "text": True, "cwd": self.folder, **options},
-            env={**os.environ, **(env or {})},
+            env={**os.environ, "PYTHONUNBUFFERED": "", **(env or {})},
         )
 
     def done(self, *words: str) -> Ran:

@@ -133,6 +133,11 @@ class SessionHost:
         naps = (b"sleep\0" + b"0.05\0", b"sleep\0" + b"1\0")
         wait_until(lambda: any(command_of(pid) in naps and mark in environment_of(pid) for pid in pids()))
 
+    def await_no_agent(self) -> None:
+        """Returns when no session runs any more: what a cut line left has ended."""
+        mark = b"HOME=" + os.fsencode(self.ssh.home_path)
+        wait_until(lambda: not any(command_of(p).endswith(b"\0orch\0") and mark in environment_of(p) for p in pids()))
+
     def let_go(self) -> None:
         """Every agent that stands still goes on; later ones do not stop."""
         self.faults.unlink(missing_ok=True)
