@@ -209,7 +209,7 @@ def _no_verdict(a: Sequence[Measurement], b: Sequence[Measurement], starts: Sequ
         )
     if imbalance is not None:
         reasons.append(f"not counterbalanced: {imbalance}")
-    return "; ".join(reasons), _what_to_run(a[0].arm, b[0].arm)
+    return "; ".join(reasons), _what_to_run(a[0].arm, b[0].arm, sorted({m.concurrency_cap for m in (*a, *b)}))
 
 
 def _imbalance(order: str, pairs: Sequence[tuple[str, str]], a: str, b: str) -> str | None:
@@ -230,11 +230,12 @@ def _imbalance(order: str, pairs: Sequence[tuple[str, str]], a: str, b: str) -> 
     return f"{legend}, {n_ab} pair{'s' * (n_ab != 1)} began with {BASELINE_LETTER} and {n_ba} with {VARIANT_LETTER}"
 
 
-def _what_to_run(a: str, b: str) -> str:
+def _what_to_run(a: str, b: str, concurrencies: Sequence[int]) -> str:
     first, second = _make_live(a), _make_live(b)
+    measure = f"`orch bench --concurrency {','.join(str(cap) for cap in concurrencies)}`"
     return (
-        f"alternate by hand in AB BA order: {first}, `orch bench`, {second}, `orch bench`, then `orch bench` once more,"
-        f" {first}, `orch bench`; twice that gives {MIN_PAIRS} pairs. It makes the ratio fairer, it gives no verdict:"
+        f"alternate by hand in AB BA order: {first}, {measure}, {second}, bench, bench once more,"
+        f" {first}, bench; twice that gives {MIN_PAIRS} pairs. It makes the ratio fairer, it gives no verdict:"
         " experiments with a verdict are not in this version"
     )
 
