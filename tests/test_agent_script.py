@@ -28,6 +28,8 @@ from tests.support.agent_script import (
 )
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow  # half a minute in all: real processes, leases that end
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[HostFile]:

@@ -26,6 +26,8 @@ from orchestrator.records import Engine, Host, LoadProgress, LoadResult, Workloa
 from tests.support.stub_engine import RunningStub, running_stub
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow  # real loads, and deadlines that pass
+
 WORKLOAD = Workload(
     name="small",
     input_tokens=8,

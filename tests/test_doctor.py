@@ -25,6 +25,8 @@ from orchestrator.session import open_session
 from tests.support.cli_project import KERNEL, CliProject, cli_project
 from tests.support.tiny_host import until
 
+pytestmark = pytest.mark.slow  # half a minute in all: real processes, leases that end
+
 NOBODY = 65534
 IS_ROOT = os.getuid() == 0
 ENGINE_NAMES = ["engine command", "engine folder", "engine url", "engine port", "module", "versions", "load client"]

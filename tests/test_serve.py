@@ -21,7 +21,10 @@ from tests.support.tiny_host import TinyHost, is_alive, until
 
 DIGEST = "sha256:" + "ab" * 32
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests look into /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the tests look into /proc"),
+    pytest.mark.slow,  # a quarter of a minute in all: real processes
+]
 
 
 @pytest.fixture
