@@ -98,11 +98,9 @@ def _measure(
         )
         try:
             _serve_and_load(session, live, started, workload, concurrencies, keeper, on_load)
-        except KeyboardInterrupt:
-            started.status, started.reasons = "failed", ("interrupted",)
-            raise
-        except OrchError as exc:
-            started.status, started.reasons = "failed", (str(exc),)
+        except BaseException as exc:
+            started.status = "failed"
+            started.reasons = ("interrupted",) if isinstance(exc, KeyboardInterrupt) else (str(exc),)
             raise
         finally:
             with shielded("stopping the engine"):
