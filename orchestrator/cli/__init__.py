@@ -93,7 +93,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):  # a locale without → must not end a command half way
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(run(argv))
+    try:
+        code = run(argv)
+    except KeyboardInterrupt:  # one more, while the first was being told
+        code = INTERRUPTED
+    sys.exit(code)
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import paramiko
 
@@ -18,6 +19,7 @@ from orchestrator.connection.base import DEFAULT_TIMEOUT_S, Completed, Remote
 from orchestrator.connection.line import SILENCE_LIMIT_S, Line
 from orchestrator.connection.ssh_config import SshSettings, resolve
 from orchestrator.errors import LineLostError, RemoteCommandError, RemoteTimeoutError
+from orchestrator.interrupts import interruptible
 from orchestrator.records import Host
 
 MAX_CHANNELS = 4
@@ -26,6 +28,9 @@ REFUSED_CHANNEL_TRIES_S = 10.0
 INLINE_BYTES = 1 << 14
 RECEIVE_BYTES = 1 << 22
 SEND_BYTES = 1 << 15
+CLOSE_PATIENCE_S = 1.0
+
+_T = TypeVar("_T")
 
 
 class SshRemote(Remote):
@@ -41,9 +46,9 @@ class SshRemote(Remote):
         self._silence_limit_s = silence_limit_s
         self._slots = threading.BoundedSemaphore(MAX_CHANNELS)
         self._connecting = threading.Lock()
-        self._is_closed = False
+        self._is_closed = threading.Event()
         self._line: Line | None = None
-        self._connected()
+        interruptible(self._connected, self._is_closed.set)
 
     def run(
         self,
@@ -55,29 +60,45 @@ class SshRemote(Remote):
     ) -> Completed:
         """See ``Remote.run``. One round trip when a prepared shell waits, three when a channel must be opened first."""
         frame = framing.frame(script, args)
-        with self._conversing(timeout_s) as (channel, deadline):
-            return _Conversation(channel, frame, stdin).until(deadline)
+        return self._talk(lambda channel, deadline: _Conversation(channel, frame, stdin).until(deadline), timeout_s)
 
     def run_fresh(self, script: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Completed:
         """Like ``run``, but never on a shell that was prepared ahead: what an exec costs with all that it starts."""
         frame = framing.frame(script)
-        with self._conversing(timeout_s, is_fresh=True) as (channel, deadline):
-            return _Conversation(channel, frame, b"").until(deadline)
+        return self._talk(
+            lambda channel, deadline: _Conversation(channel, frame, b"").until(deadline), timeout_s, is_fresh=True
+        )
 
     def echo_times_s(self, n: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[float]:
         """Seconds that a line takes to a shell on an open channel and back, ``n`` times: the round trip itself."""
         frame = framing.frame('while IFS= read -r word; do echo "$word"; done')
-        with self._conversing(timeout_s) as (channel, _):
+
+        def time_echoes(channel: paramiko.Channel, _: float) -> list[float]:
             channel.settimeout(timeout_s)
             channel.sendall(frame.first_line)
             return [_echo_s(channel, f"orch-echo-{i}\n".encode()) for i in range(n + 1)][1:]  # the first one starts it
 
+        return self._talk(time_echoes, timeout_s)
+
+    def _talk(
+        self, conversation: Callable[[paramiko.Channel, float], _T], timeout_s: float, *, is_fresh: bool = False
+    ) -> _T:
+        """Has a conversation on a channel with a shell, until a deadline. On Ctrl-C the channel is closed."""
+        call = _Call()
+
+        def talk() -> _T:
+            with self._conversing(call, timeout_s, is_fresh=is_fresh) as (channel, deadline):
+                return conversation(channel, deadline)
+
+        return interruptible(talk, call.abandon)
+
     @contextlib.contextmanager
-    def _conversing(self, timeout_s: float, *, is_fresh: bool = False) -> Iterator[tuple[paramiko.Channel, float]]:
+    def _conversing(self, call: _Call, timeout_s: float, *, is_fresh: bool) -> Iterator[tuple[paramiko.Channel, float]]:
         """A channel with a shell, and the deadline; what goes wrong meanwhile becomes one of this project's errors."""
         deadline = time.monotonic() + timeout_s
         with self._slot(timeout_s):
             line, channel = self._shell(deadline, timeout_s, is_fresh=is_fresh)
+            call.hold(channel)
             try:
                 yield channel, deadline
             except LineLostError as exc:
@@ -91,15 +112,22 @@ class SshRemote(Remote):
 
     def close(self) -> None:
         """Ends the connection; what was detached on the host lives on."""
-        self._is_closed = True
-        with self._connecting:
+        interruptible(self._close, self._is_closed.set)
+
+    def _close(self) -> None:
+        self._is_closed.set()
+        if not self._connecting.acquire(timeout=CLOSE_PATIENCE_S):
+            return  # a connection that nobody waits for any more is being made: whoever makes it closes it
+        try:
             if self._line is not None:
                 self._line.close("closed by this program")
+        finally:
+            self._connecting.release()
 
     def _connected(self) -> Line:
         """The open line; a new one when there is none any more."""
         with self._connecting:
-            if self._is_closed:
+            if self._is_closed.is_set():
                 raise LineLostError(f"{self.host.name}: this connection was closed")
             if self._line is None or not self._line.is_active:
                 if self._line is not None:
@@ -107,6 +135,8 @@ class SshRemote(Remote):
                 self._line = Line(
                     self.settings, timeout_s=self.host.connect_timeout_s, silence_limit_s=self._silence_limit_s
                 )
+            if self._is_closed.is_set():
+                self._line.close("closed by this program")
             return self._line
 
     @contextlib.contextmanager
@@ -163,6 +193,26 @@ class SshRemote(Remote):
             next_step="whether the host acted must be asked: `orch status`",
             evidence=exc.evidence,
         )
+
+
+class _Call:
+    """The channel of one run, so that a run can be ended for which nobody waits any more."""
+
+    def __init__(self) -> None:
+        self._channel: paramiko.Channel | None = None
+        self._is_abandoned = False
+
+    def hold(self, channel: paramiko.Channel) -> None:
+        """The run has got its channel."""
+        self._channel = channel
+        if self._is_abandoned:
+            _close(channel)
+
+    def abandon(self) -> None:
+        """Ends the run at once, or as soon as it has a channel; called from any thread."""
+        self._is_abandoned = True
+        if self._channel is not None:
+            _close(self._channel)
 
 
 def _echo_s(channel: paramiko.Channel, word: bytes) -> float:
