@@ -1,6 +1,6 @@
 # shellcheck shell=sh
 # Functions are called through `each`, and the variables of the current file are set through eval; shellcheck sees neither:
-# shellcheck disable=SC2154,SC2317
+# shellcheck disable=SC2154,SC2317,SC2329
 # `a && b || c` is meant as "or when either failed":
 # shellcheck disable=SC2015
 # The side of orch that runs on the host: reads, replaces and restores target files, and holds the lease on them.
