@@ -17,6 +17,7 @@ import paramiko
 from orchestrator.connection import framing
 from orchestrator.connection.base import DEFAULT_TIMEOUT_S, Completed, Remote
 from orchestrator.connection.line import SILENCE_LIMIT_S, Line
+from orchestrator.connection.sending import send_all, send_end
 from orchestrator.connection.ssh_config import SshSettings, resolve
 from orchestrator.errors import LineLostError, RemoteCommandError, RemoteTimeoutError
 from orchestrator.interrupts import interruptible
@@ -27,7 +28,6 @@ MAX_CHANNELS = 4
 REFUSED_CHANNEL_TRIES_S = 10.0
 INLINE_BYTES = 1 << 14
 RECEIVE_BYTES = 1 << 22
-SEND_BYTES = 1 << 15
 CLOSE_PATIENCE_S = 1.0
 
 _T = TypeVar("_T")
@@ -75,7 +75,7 @@ class SshRemote(Remote):
 
         def time_echoes(channel: paramiko.Channel, _: float) -> list[float]:
             channel.settimeout(timeout_s)
-            channel.sendall(frame.first_line)
+            send_all(channel, frame.first_line)
             return [_echo_s(channel, f"orch-echo-{i}\n".encode()) for i in range(n + 1)][1:]  # the first one starts it
 
         return self._talk(time_echoes, timeout_s)
@@ -218,7 +218,7 @@ class _Call:
 def _echo_s(channel: paramiko.Channel, word: bytes) -> float:
     """Seconds until a line has come back."""
     began_s, received = time.perf_counter(), b""
-    channel.sendall(word)
+    send_all(channel, word)
     while word not in received:
         piece = channel.recv(RECEIVE_BYTES)
         if not piece:
@@ -282,10 +282,8 @@ class _Conversation:
         """Sends all input and its end. A failure shows on the receiving side, as an answer that never completes."""
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             for content in self._input:
-                unsent = memoryview(content)
-                while unsent:
-                    unsent = unsent[self._channel.send(bytes(unsent[:SEND_BYTES])) :]
-            self._channel.shutdown_write()
+                send_all(self._channel, content)
+            send_end(self._channel)
 
     def _receive(self, deadline: float) -> None:
         """One loop over both streams: they share a window, so an unread one would stop the other."""
