@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from orchestrator.cli.exit_codes import DONE, FAILED
 from orchestrator.cli.options import Concurrencies, example, json_option, target_option
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress import ProgressLine
@@ -35,11 +36,12 @@ def command(
     workload_name: str | None,
     keep_running: bool,
     is_json: bool,
-) -> None:
+) -> int:
     """Restart the engine, prove what it loaded, load it, store the numbers.
 
     Measures what is live: the baseline, or the variant that was pushed. The numbers belong to the digest that the
     engine loaded. One start is one replicate: repeat the command for more, in alternating order with the baseline.
+    Exit code 1 when a load is invalid or failed, or the start was contaminated: what was seen is stored, and marked.
     """
     from orchestrator.project import Project
 
@@ -49,6 +51,8 @@ def command(
     trial = _measured(project, target_name, workload, concurrencies, keep_running)
     print_trial(out, trial, workload.name)
     out.document(trial_document(trial, workload.name))
+    is_good = trial.status == "ok" and all(load.status == "ok" for load in trial.loads)
+    return DONE if is_good else FAILED
 
 
 def _measured(

@@ -114,7 +114,7 @@ def _look_for_leftovers(
 ) -> Iterator[Finding]:
     lease = leftovers.live_lease(states)
     if states:
-        yield leftovers.check_deployment(checked, states, recorded.opened)
+        yield leftovers.check_deployment(checked, states, recorded.opened, recorded.nonces)
     else:
         yield skipped("deployment", "the host's journal could not be read")
     yield leftovers.check_kept(checked, facts)

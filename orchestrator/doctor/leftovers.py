@@ -18,13 +18,15 @@ def live_lease(states: Sequence[FileState]) -> Lease | None:
     return next((state.lease for state in states if state.lease is not None and state.lease.remaining_s > 0), None)
 
 
-def check_deployment(target: Target, states: Sequence[FileState], opened: Sequence[OpenDeployment]) -> Finding:
+def check_deployment(
+    target: Target, states: Sequence[FileState], opened: Sequence[OpenDeployment], own_nonces: Collection[str]
+) -> Finding:
     """Whether something of orch's is live, and who holds the lease."""
     lease, deployed = live_lease(states), [state for state in states if state.phase != CLEAN]
     what = f"deployed: {', '.join(state.path for state in deployed)}" if deployed else "nothing deployed"
     revert = f"`orch revert {target.name}`"
     if lease is not None:
-        is_ours = lease.nonce in {one.nonce for one in opened}
+        is_ours = lease.nonce in own_nonces
         whose = "this project" if is_ours else "somebody else"
         text = f"{what}; {whose} holds the lease for another {lease.remaining_s:.0f} s: {lease.holder}"
         return warn("deployment", text, f"{revert} ends it" if is_ours else f"wait, or ask them to run {revert}")

@@ -23,6 +23,7 @@ class OnRecord:
     Attributes:
         names: digest → name of everything that the project knows.
         opened: deployments that are not concluded.
+        nonces: of every lease that this project ever took on the target.
         error: why results.db cannot be read.
     """
 
@@ -30,6 +31,7 @@ class OnRecord:
     names: Mapping[str, str] = field(default_factory=dict)
     opened: tuple[OpenDeployment, ...] = ()
     n_trials: int = 0
+    nonces: frozenset[str] = frozenset()
     error: StoreError | None = None
 
 
@@ -64,6 +66,7 @@ def read_record(project: Project, target: Target) -> OnRecord:
                 known_names(project, store, target),
                 tuple(store.open_deployments(target.name)),
                 len(store.trials(target.name)),
+                store.own_nonces(target.name),
             )
     except StoreError as exc:
         return OnRecord(error=exc)

@@ -122,6 +122,11 @@ class Deployments(Database):
         """Whether a lease was taken for a deployment of this record, ended or not."""
         return self._row("SELECT 1 FROM deployments WHERE nonce = ? LIMIT 1", (nonce,)) is not None
 
+    def own_nonces(self, target: str) -> frozenset[str]:
+        """Every lease that was ever taken for a deployment of a target by this record."""
+        rows = self._rows("SELECT DISTINCT nonce FROM deployments WHERE target = ?", (target,))
+        return frozenset(str(row[0]) for row in rows)
+
     def highest_mtime_s(self, host: str, real_path: str) -> int | None:
         """The latest modification time that the file was ever seen with or given; None when it was never seen.
 

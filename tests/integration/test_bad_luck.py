@@ -191,6 +191,7 @@ def test_a_load_with_a_bad_answer_is_invalid_and_has_no_numbers(
     project.write_inventory("--skip", "2", "--fault", fault, workload=given)
     project.done("pull")
     ran = project.orch("bench", "--concurrency", "2")
+    assert ran.code == 1
     assert "concurrency 2 is invalid" in ran.out and reason in ran.out
     (row,) = project.query("select * from results")
     assert row["status"] == "invalid"
@@ -215,6 +216,7 @@ def test_an_edit_during_the_load_contaminates_the_trial(project: SshProject) -> 
         file.write("# a colleague was here\n")
     project.hold_file.unlink()
     ran = bench.end()
+    assert ran.code == 1
     assert "CONTAMINATED: the live file changed under load" in ran.out
     (trial,) = project.query("select status, digest, digest_before, digest_after from trials")
     assert trial == {

@@ -387,15 +387,20 @@ def test_run_after_close_is_refused(host: Host) -> None:
 @pytest.mark.parametrize("direction", ["to_client", "to_server"])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.7, 0.98])
 def test_cut_in_the_middle(behind_proxy: Host, proxy: TcpProxy, direction: str, share: float) -> None:
-    """Wherever the line is cut, the answer is LineLostError and never part of one; the next run reconnects."""
+    """Wherever the line is cut, there is LineLostError or the whole answer, never part of one; the next run reconnects."""
     payload = os.urandom(300_000)
     with connect(behind_proxy) as remote:
         proxy.reset_traffic()
         assert remote.run("cat", stdin=payload).stdout == payload
         n_bytes = max(1, int(getattr(proxy.traffic, direction) * share))
         proxy.cut_after(**{direction: n_bytes})
-        with pytest.raises(LineLostError, match="lost before the answer was complete"):
-            remote.run("cat", stdin=payload)
+        try:
+            answer = remote.run("cat", stdin=payload).stdout
+        except LineLostError as exc:
+            assert "lost before the answer was complete" in exc.message
+        else:  # the next shell was still being prepared and met the cut: the request went out on a new line
+            assert share < 0.1
+            assert answer == payload
         assert remote.run("cat", stdin=payload).stdout == payload
         assert proxy.n_connections == 2
 

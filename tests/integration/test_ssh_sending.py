@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import paramiko
 import pytest
@@ -12,40 +14,57 @@ import pytest
 from orchestrator.connection.sending import send_all, send_end
 from orchestrator.connection.ssh import SshRemote
 from orchestrator.records import Host
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
-
-def shell_of(remote: SshRemote) -> paramiko.Channel:
-    """A channel of the open line, with a shell that waits for its script."""
-    return remote._connected().open_shell(10.0)
+DATA, END = paramiko.common.MSG_CHANNEL_DATA, paramiko.common.MSG_CHANNEL_EOF
 
 
-def test_nothing_follows_the_close_of_a_channel(host: Host) -> None:
-    """A sender that is held up while its channel is closed sends no stray packet: the line lives, every time."""
+@pytest.mark.parametrize("send", [send_end, lambda channel: send_all(channel, b"more")], ids=["end", "content"])
+def test_nothing_follows_the_close_of_a_channel(host: Host, send: Callable[[paramiko.Channel], None]) -> None:
+    """The channel is closed between the making of a packet and its sending: the packet is first, or it is not sent."""
     with SshRemote(host) as remote:
         line = remote._connected()
-        for send in (send_end, lambda channel: send_all(channel, b"more")) * 10:
-            channel = shell_of(remote)
-            transport = channel.get_transport()
-            assert isinstance(transport, paramiko.Transport)
-            transport.clear_to_send.clear()  # as in the middle of a key exchange
-            acts = [lambda c=channel, s=send: quietly(s, c), channel.close]
-            threads = [threading.Thread(target=act) for act in acts]
-            for thread in threads:
-                thread.start()
-                thread.join(0.05)  # both are under way now, in this order
-            transport.clear_to_send.set()
-            for thread in threads:
-                thread.join()
-            assert remote.run("echo alive").stdout == b"alive\n"
+        channel = line.open_shell(10.0)
+        transport: Any = channel.get_transport()
+        closers: list[threading.Thread] = []
+
+        def after_a_close(forward: Callable[[paramiko.Message], None]) -> Callable[[paramiko.Message], None]:
+            def act(packet: paramiko.Message) -> None:
+                is_ours = threading.current_thread() is threading.main_thread()
+                if is_ours and packet.asbytes()[0] in (DATA, END):
+                    closers.append(threading.Thread(target=channel.close))
+                    closers[-1].start()
+                    closers[-1].join(0.2)  # as far as it gets
+                    if not closers[-1].is_alive():  # closed already: wait until the other side has forgotten it too
+                        wait_until(lambda: transport._channels.get(channel.chanid) is None)
+                forward(packet)
+
+            return act
+
+        for name in ("_send_message", "_send_user_message"):
+            setattr(transport, name, after_a_close(getattr(transport, name)))
+        with contextlib.suppress(OSError):
+            send(channel)
+        assert closers
+        for closer in closers:
+            closer.join()
+        assert remote.run("echo alive").stdout == b"alive\n"
         assert remote._connected() is line
 
 
-def quietly(send: object, channel: paramiko.Channel) -> None:
-    """Sends; that the channel is closed meanwhile is no failure here."""
-    with contextlib.suppress(OSError):
-        send(channel)  # type: ignore[operator]
+def test_nothing_is_sent_on_a_closed_channel(host: Host) -> None:
+    """Content is refused, its end is let go."""
+    with SshRemote(host) as remote:
+        line = remote._connected()
+        channel = line.open_shell(10.0)
+        channel.close()
+        with pytest.raises(OSError, match="closed"):
+            send_all(channel, b"more")
+        send_end(channel)
+        assert remote.run("echo alive").stdout == b"alive\n"
+        assert remote._connected() is line
 
 
 def test_a_script_that_reads_nothing_ends_while_its_input_is_sent(host: Host) -> None:
