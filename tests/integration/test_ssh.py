@@ -387,7 +387,7 @@ def test_run_after_close_is_refused(host: Host) -> None:
 @pytest.mark.parametrize("direction", ["to_client", "to_server"])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.7, 0.98])
 def test_cut_in_the_middle(behind_proxy: Host, proxy: TcpProxy, direction: str, share: float) -> None:
-    """Wherever the line is cut, there is LineLostError or the whole answer, never part of one; then all is well again."""
+    """Wherever the line is cut, there is LineLostError or the whole answer, never a part; then all is well again."""
     payload = os.urandom(300_000)
     with connect(behind_proxy) as remote:
         proxy.reset_traffic()
