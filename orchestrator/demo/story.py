@@ -196,9 +196,7 @@ def _is_leased(story: Story) -> bool:
 
 
 def _show_next(story: Story) -> None:
-    orch = Path(sys.argv[0])
-    shown = os.path.relpath(orch) if orch.name == "orch" and orch.is_absolute() else "orch"
-    shown = shown if len(shown) < len(str(orch)) else str(orch)
+    shown = _this_program()
     inventory = f"--inventory {shlex.quote(str(story.inventory))}"
     story.say("\nnext, with what the demo left (its SSH host is gone, its record is not):")
     story.say(f"  {shown} {inventory} compare V1")
@@ -206,6 +204,15 @@ def _show_next(story: Story) -> None:
     story.say(f"  {shown} {inventory} query 'select * from drift'")
     story.say("and with your own GPU host:")
     story.say(f"  {shown} init my-kernel")
+
+
+def _this_program() -> str:
+    """How to call this orch from here: by name when it is the one on PATH, else by its path."""
+    program = Path(sys.argv[0])
+    found = shutil.which("orch")
+    if program.name != "orch" or not program.exists() or (found and Path(found).samefile(program)):
+        return "orch"
+    return shlex.quote(min(os.path.relpath(program), str(program.absolute()), key=len))
 
 
 def _require_packages() -> None:
