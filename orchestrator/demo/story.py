@@ -220,7 +220,7 @@ def _require_packages() -> None:
     if missing:
         raise UsageError(
             f"the demo's engine needs {', '.join(missing)}, which this Python ({sys.executable}) does not have",
-            next_step="run `make demo` in a checkout, or `pip install 'orch-kernels[kernel,demo]'`",
+            next_step="run `make demo` in a checkout, or `pip install '.[kernel,demo]'` there",
         )
 
 
