@@ -113,7 +113,7 @@ class ThrowawaySshHost:
             if find_spec("asyncssh") is None:
                 raise UsageError(
                     "no SSH server can be started here",
-                    next_step="install the OpenSSH server, or `pip install 'orch-kernels[demo]'`",
+                    next_step="install the OpenSSH server, or `pip install asyncssh`",
                 )
             self.server = "asyncssh"
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
