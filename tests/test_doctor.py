@@ -714,7 +714,10 @@ def test_every_shell_sees_the_same(project: CliProject, shell: str) -> None:
     def look(words: list[str]) -> dict[str, Any]:
         files = [str(project.live), str(project.site), "/none/at all"]
         args = [str(project.scratch), sys.executable, str(project.site), "", "cat", "", "cat no-such", *files]
-        done = subprocess.run([*words, "-c", host_facts.SCRIPT, "orch", *args], capture_output=True, check=True)
+        # with SHELL as a login sets it: where it is unset, bash alone fills it in from the user's entry
+        environment = {**os.environ, "SHELL": "/bin/sh"}
+        command = [*words, "-c", host_facts.SCRIPT, "orch", *args]
+        done = subprocess.run(command, capture_output=True, check=True, env=environment)
         assert done.stderr == b""
         values = dict(host_facts.parse(done.stdout))
         assert float(values.pop("began_s")[0]) <= float(values.pop("ended_s")[0])
