@@ -102,6 +102,31 @@ class TargetFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSettings:
+    """What ``orch check`` has to be told of a target's kernel.
+
+    Attributes:
+        arch: architectures to compile for (``sm_120``), where the host does not tell its own.
+        arguments: by argument of the kernel, or by a pattern (``*_stride_*``; the first that fits counts, an exact
+            name before any pattern): a type in Triton's notation (``*bf16``, ``i32``, ``*fp32:16`` and ``i32:16`` for
+            multiples of 16, ``i32:1`` for 1), or the value that the launcher passes.
+        varies: what changes from launch to launch and should decide which config is best: names that the autotune
+            key must hold.
+        reference: command that judges a variant on the host, with ``{file}`` for the file and ``{folder}`` for its
+            folder; run without a shell, exit code 0 when the kernel is right.
+        reference_timeout_s: a reference command that takes longer has failed.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    arch: tuple[str, ...] = ()
+    arguments: Mapping[str, bool | int | float | str | None] = field(default_factory=dict)
+    varies: tuple[str, ...] = ()
+    reference: tuple[str, ...] = ()
+    reference_timeout_s: Annotated[float, Gt(0)] = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """What is tuned: one or more files on one host, and the kernel in the first of them.
 
@@ -110,6 +135,7 @@ class Target:
         host, engine: names in the inventory.
         files: at least one; the first holds the kernel.
         kernel: name of the ``@triton.jit`` function.
+        check: what ``orch check`` has to be told of the kernel.
     """
 
     name: str
@@ -117,6 +143,7 @@ class Target:
     engine: str
     files: Annotated[tuple[TargetFile, ...], MinLen(1)]
     kernel: str
+    check: CheckSettings = CheckSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
