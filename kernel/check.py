@@ -12,8 +12,8 @@ What is compared, in this order, so that no NaN can hide behind a tolerance:
     4. lse: |lse − reference| / max(1, |reference|) < 1e-5, as fp32 sums allow;
     5. a second call gives the same bits.
 
-On CUDA every config of the autotune list is checked, not only the one that wins, and one more case is captured in a
-CUDA graph and replayed with other inputs. On a CPU the torch path runs with the first config's tile; with
+On CUDA every config of the autotune list is checked, not only the one that wins, and the kernel is captured in two
+CUDA graphs, which are replayed with other inputs. On a CPU the torch path runs with the first config's tile; with
 ``--interpret`` the Triton kernels themselves, on the small cases.
 """
 
@@ -27,7 +27,7 @@ import os
 import secrets
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -38,9 +38,14 @@ if TYPE_CHECKING:
 
     from kernel.cases import Case, Inputs
 
+    Outputs = tuple[torch.Tensor, torch.Tensor]
+    Call = Callable[[], Outputs]
+
 OUT_TOLERANCE = 3e-3
 LSE_TOLERANCE = 1e-5
 WORST_SHOWN = 3
+GRAPH_REPLAYS = (("first capture", 0), ("second capture", 1), ("first capture again", 0))
+"""Words for each replay, and which capture it is of; the second is made once the first was replayed."""
 SHIPPED = Path(__file__).with_name("sparse_mla_decode.py")
 
 
@@ -128,7 +133,7 @@ def import_source(file: Path, source: bytes) -> ModuleType:
 
 
 def _results(module: ModuleType, device: str, interpreted: bool, seed: int) -> Iterator[CaseResult]:
-    from kernel.cases import CASES, Case
+    from kernel.cases import CASES
 
     cases = [case for case in CASES if case.on_interpreter or not interpreted]
     configs = module.CONFIGS if device == "cuda" else module.CONFIGS[:1]
@@ -136,7 +141,7 @@ def _results(module: ModuleType, device: str, interpreted: bool, seed: int) -> I
         for number, case in enumerate(cases):
             yield check_case(module, case, config, device, seed + number)
     if device == "cuda":
-        yield _graph_result(module, Case(name="CUDA graph, replayed with other inputs", topk=512), seed)
+        yield from check_graphs(module, seed, device, capture_graph)
 
 
 def check_case(module: ModuleType, case: Case, config: Any, device: str, seed: int) -> CaseResult:
@@ -152,14 +157,7 @@ def check_case(module: ModuleType, case: Case, config: Any, device: str, seed: i
             problem = "not deterministic: a second call gave other bits"
     except Exception as error:  # a crash of the kernel under test is a finding, and the other cases still run
         problem, out_error, lse_error = _one_line(error), None, None
-    return CaseResult(
-        name=case.name,
-        config=_config_words(config),
-        passed=problem is None,
-        out_error=out_error,
-        lse_error=lse_error,
-        problem=problem,
-    )
+    return _result(case.name, _config_words(config), problem, out_error, lse_error)
 
 
 def run_poisoned(module: ModuleType, inputs: Inputs, config: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -237,33 +235,69 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.view(as_bits), other.view(as_bits))
 
 
-def _graph_result(module: ModuleType, case: Case, seed: int) -> CaseResult:
-    """Tune outside, capture, put other inputs into the same tensors, replay, compare."""
+def capture_graph(call: Call) -> tuple[Outputs, Callable[[], None]]:
+    """The call's outputs inside a CUDA graph, and what replays it."""
     import torch
 
-    from kernel.cases import make_inputs
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = call()
+    return outputs, graph.replay
 
-    try:
-        inputs, fresh = make_inputs(case, seed, "cuda"), make_inputs(case, seed + 1, "cuda")
-        run_poisoned(module, inputs, None)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out, lse = run_poisoned(module, inputs, None)
-        inputs.q_B1HD.copy_(fresh.q_B1HD)
-        (pool, indices, _, _), (fresh_pool, fresh_indices, _, _) = inputs.pools[0], fresh.pools[0]
+
+def check_graphs(
+    module: ModuleType, seed: int, device: str, capture: Callable[[Call], tuple[Outputs, Callable[[], None]]]
+) -> list[CaseResult]:
+    """Two captures, of other shapes, and three replays, each with inputs that were never captured.
+
+    A serving engine captures one graph a batch size and replays them in any order: memory that a kernel keeps from
+    call to call must not tie a graph to the inputs it was captured with, or to the capture before it. Never raises
+    for what the kernel does; after a call that does, the rest is not tried.
+
+    Args:
+        capture: ``capture_graph``, or what stands in for it where there is no GPU.
+    """
+    from kernel.cases import Case, make_inputs
+
+    captures: list[tuple[Inputs, Outputs, Callable[[], None]]] = []
+    results = []
+    for step, (words, number) in enumerate(GRAPH_REPLAYS):
+        case = Case(name=f"CUDA graph, {words}", n_rows=2 + 3 * number, topk=512)
+        try:
+            if number == len(captures):
+                inputs = make_inputs(case, seed + 2 * step, device)
+                captures.append((inputs, *_capture(module, inputs, capture)))
+            inputs, outputs, replay = captures[number]
+            fresh = make_inputs(case, seed + 2 * step + 1, device)
+            _overwrite(inputs, fresh)
+            replay()
+            results.append(_result(case.name, "autotuned", *compare(*outputs, fresh)))
+        except Exception as error:  # a capture that fails is a finding
+            return [*results, _result(case.name, "autotuned", _one_line(error))]
+    return results
+
+
+def _capture(
+    module: ModuleType, inputs: Inputs, capture: Callable[[Call], tuple[Outputs, Callable[[], None]]]
+) -> tuple[Outputs, Callable[[], None]]:
+    """Tuned outside, for tuning inside a capture breaks it."""
+    run_poisoned(module, inputs, None)
+    return capture(lambda: run_poisoned(module, inputs, None))
+
+
+def _overwrite(inputs: Inputs, fresh: Inputs) -> None:
+    """Other values in the same tensors, where a graph reads them."""
+    inputs.q_B1HD.copy_(fresh.q_B1HD)
+    for (pool, indices, _, _), (fresh_pool, fresh_indices, _, _) in zip(inputs.pools, fresh.pools, strict=True):
         pool.copy_(fresh_pool)
         indices.copy_(fresh_indices)
-        graph.replay()
-        problem, out_error, lse_error = compare(out, lse, fresh)
-    except Exception as error:  # a capture that fails is a finding
-        problem, out_error, lse_error = _one_line(error), None, None
+
+
+def _result(
+    name: str, config: str, problem: str | None, out_error: float | None = None, lse_error: float | None = None
+) -> CaseResult:
     return CaseResult(
-        name=case.name,
-        config="autotuned",
-        passed=problem is None,
-        out_error=out_error,
-        lse_error=lse_error,
-        problem=problem,
+        name=name, config=config, passed=problem is None, out_error=out_error, lse_error=lse_error, problem=problem
     )
 
 

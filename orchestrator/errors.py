@@ -6,6 +6,7 @@
     │   └── UnknownNameError        no such variant, target, host …; carries the nearest names
     ├── WorkspaceError              variants/ is missing something, or a working copy cannot be read or written
     ├── VariantError                the variant itself is wrong: does not parse, changes nothing …
+    ├── CheckError                  the check could not be made: no Triton here, no signature, the compiler failed
     ├── ConnectionError_
     │   ├── HostUnreachableError    no such name, refused, no route, timed out
     │   ├── HostKeyError            unknown or changed host key
@@ -82,6 +83,10 @@ class WorkspaceError(OrchError):
 
 class VariantError(OrchError):
     """The variant itself is wrong: it does not parse, changes nothing, or touches more than it says."""
+
+
+class CheckError(OrchError):
+    """The offline check could not be made; this says nothing about the variant."""
 
 
 class ConnectionError_(OrchError):

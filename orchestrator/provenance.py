@@ -8,6 +8,7 @@ they are judged, and every reason why there is no proof becomes one sentence wit
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,14 +21,19 @@ from orchestrator.records import (
     Environment,
     LoadedFile,
     LoadedProof,
+    Service,
     Target,
     TargetFile,
     TritonKernel,
     manifest_digest,
     short,
 )
+from orchestrator.verdicts import CachedKernel
 
 MISSING_DIGEST = "missing"
+MAX_CACHED_KERNELS = 64
+MAX_CACHED_BYTES = 8 << 20
+"""Of Triton IR and metadata that one start brings home; an autotuner with more forms has its newest on record."""
 
 _REMOVE_BYTECODE = """
 # $1 the engine's own PYTHONPYCACHEPREFIX or empty; then the files. Prints each bytecode file that it removed.
@@ -49,6 +55,21 @@ for path in "$@"; do
   done
 done
 """
+
+
+@dataclass(frozen=True, slots=True)
+class TritonCache:
+    """What an engine's Triton cache holds of one kernel.
+
+    Attributes:
+        kernels: every compiled form; forms that are alike in all that is named here are one.
+        cached: those whose Triton IR came along, newest first.
+        n_left_out: how many have IR that did not, for the bounds above.
+    """
+
+    kernels: tuple[TritonKernel, ...] = ()
+    cached: tuple[CachedKernel, ...] = ()
+    n_left_out: int = 0
 
 
 def remove_stale_bytecode(remote: Remote, target: Target, engine: Engine | None = None) -> tuple[str, ...]:
@@ -256,19 +277,34 @@ def triton_cache_dir(scratch_dir: str, target: Target, digest: str) -> str:
     return str(PurePosixPath(scratch_dir, "triton", target.name, digest.removeprefix("sha256:")))
 
 
-def triton_kernels(
-    remote: Remote, engine: Engine, process: EngineProcess, kernel: str, cache_dir: str
-) -> tuple[TritonKernel, ...]:
-    """Every form of a kernel that Triton compiled for this engine, in its cache; none when Triton never ran.
+def triton_cache(remote: Remote, engine: Engine, target: Target, service: Service) -> TritonCache:
+    """Every form of the target's kernel that Triton compiled for this engine, in its cache; none if Triton never ran.
 
-    An autotuner compiles every form that it tries, so more than one form does not say which of them ran.
-
-    Args:
-        kernel: name of the ``@triton.jit`` function.
-        cache_dir: where to look when no process of the engine names its TRITON_CACHE_DIR.
+    An autotuner compiles every form that it tries, so more than one form does not say which of them ran. Where no
+    process of the engine names its TRITON_CACHE_DIR (any more), the folder that its start was given is read.
     """
-    request = {**_request(remote, engine), "kernel": kernel, "cache_dir": cache_dir}
-    answer = run_program(
-        remote, engine, "triton_cache", request, doing=f"read the Triton cache of engine {process.engine}"
+    digest = service.proof.digest
+    request = {
+        **_request(remote, engine),
+        "kernel": target.kernel,
+        "cache_dir": triton_cache_dir(remote.scratch_dir(), target, digest),
+        "max_forms": MAX_CACHED_KERNELS,
+        "max_bytes": MAX_CACHED_BYTES,
+    }
+    answer = run_program(remote, engine, "triton_cache", request, doing=f"read the Triton cache of {engine.name}")
+    installed = service.environment.facts.get("triton_version")
+    return TritonCache(
+        kernels=tuple(TritonKernel(**one) for one in answer["kernels"]),
+        cached=tuple(
+            CachedKernel(
+                cache_key=one["cache_key"],
+                name=one["metadata"].get("name", target.kernel),
+                ttir=answer["texts"][one["ttir_digest"]],
+                metadata=one["metadata"],
+                triton_version=one["metadata"].get("triton_version", installed),  # an old Triton does not name itself
+                digest=digest,
+            )
+            for one in answer["forms"]
+        ),
+        n_left_out=answer["n_left_out"],
     )
-    return tuple(TritonKernel(**one) for one in answer["kernels"])

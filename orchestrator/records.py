@@ -518,8 +518,8 @@ class Environment:
 
     Attributes:
         facts: flat, sorted when stored: hostname, kernel_release, cpu_model, n_cpus, memory_bytes, gpu_uuids,
-            gpu_names, driver_version, python_version, torch_version, triton_version, engine_version, engine_command,
-            engine_env, model, clock_policy.
+            gpu_names, compute_capability, driver_version, python_version, torch_version, triton_version,
+            engine_version, engine_command, engine_env, model, power_limits_w, clock_policy.
     """
 
     facts: Mapping[str, str | int | float | None]

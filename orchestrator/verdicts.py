@@ -6,9 +6,25 @@ Nouns only, frozen, without behaviour that touches the world; as in ``records``,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+
+def parse_arch(text: str) -> int | None:
+    """The architecture that a text names (``sm_120``, ``sm_90a``, ``sm120`` or ``120``); None when it names none.
+
+    A suffix ``a`` or ``f`` is accepted and dropped: Triton chooses it by itself.
+    """
+    found = re.fullmatch(r"(?:sm_?)?([1-9][0-9]{1,2})[af]?", text.strip().lower())
+    return int(found[1]) if found else None
+
+
+def arch_name(arch: int) -> str:
+    """``sm_120`` for 120."""
+    return f"sm_{arch}"
+
 
 Constant = bool | int | float | str | None
 """A constexpr's value. A text ``tl.NAME`` stands for that attribute of ``triton.language`` (``tl.bfloat16``)."""
@@ -121,6 +137,7 @@ class CompiledKernel:
         error: why it did not compile, in one line; then everything else is None or empty.
         error_kind: ``compile`` the compiler refused it, ``crash`` the compiler crashed, ``deadline`` it did not end,
             ``import`` the lifted module needs something that is not installed.
+        n_warps: a block really has, where warp specialisation makes them more than the config says.
         shared_bytes: dynamic and static shared memory a block, as Triton's metadata says.
         n_registers: a thread. stack_bytes: a thread. spill_bytes: stores and loads of spilled registers, as ptxas
             counts them; None where this Triton does not let it tell.
@@ -137,6 +154,7 @@ class CompiledKernel:
     triton_version: str
     error: str | None = None
     error_kind: Literal["compile", "crash", "deadline", "import"] | None = None
+    n_warps: int | None = None
     shared_bytes: int | None = None
     n_registers: int | None = None
     stack_bytes: int | None = None
@@ -320,11 +338,13 @@ class RemoteFinding:
     Attributes:
         name: ``import``, or a name that the reference command gives.
         passed: None when it was not tried. detail: what was found, in one line.
+        evidence: last lines that prove it, secrets masked.
     """
 
     name: str
     passed: bool | None
     detail: str
+    evidence: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,7 +119,7 @@ def test_a_variant_is_made_by_knobs(project: CliProject) -> None:
         '        triton.Config({"BLOCK_T": 64}, num_warps=4, num_stages=3),'
     }
     assert "isolated: BLOCK_T 16 → 64, num_stages 2 → 3, configs 3 → 1" in ran.out
-    assert ran.out.splitlines()[-1] == "next: `orch push --variant V2`"
+    assert ran.out.splitlines()[-1] == "next: `orch check --variant V2`"
     assert "hypothesis: fewer, deeper" in project.done("variant", "show", "V2").out
 
 

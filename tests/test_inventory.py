@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from orchestrator import inventory
 from orchestrator.errors import InventoryError, UnknownNameError
 from orchestrator.inventory.shapes import SECTIONS, allowed_keys
+from orchestrator.records import CheckSettings
 
 GOOD = """\
 version: 1
@@ -65,6 +67,12 @@ def with_lines(**changed: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_check(*lines: str) -> str:
+    """The good inventory whose target has a ``check`` (line 16) with these lines."""
+    block = "".join(f"      {line}\n" for line in lines)
+    return GOOD.replace("    kernel: mla_kernel\n", f"    kernel: mla_kernel\n    check:\n{block}")
+
+
 # ---- accepted
 
 
@@ -94,6 +102,35 @@ def test_the_template_loads_as_it_is(tmp_path: Path) -> None:
     assert inventory.load(write(tmp_path, "\n".join(opened))).hosts["gpu-a"].port == 22
 
 
+CHECK = (
+    "arguments: {q_ptr: '*bf16', '*_stride*': i32:16, stride_token: i32:1, n: 1, eps: 1.0, causal: true, bias: null}",
+    "varies: [batch]",
+    "reference: python -m check {file} ''",
+    "reference_timeout_s: 30",
+)
+
+
+def test_what_check_needs_to_know(tmp_path: Path) -> None:
+    """Arguments keep their order and kind of value; a command as words; an argument may be called like a secret."""
+    target = inventory.load(write(tmp_path, with_check(*CHECK, "arch: [sm_120, SM_90a, '86', 100]"))).targets["mla"]
+    assert list(target.check.arguments.items()) == [
+        ("q_ptr", "*bf16"),
+        ("*_stride*", "i32:16"),
+        ("stride_token", "i32:1"),
+        ("n", 1),
+        ("eps", 1.0),
+        ("causal", True),
+        ("bias", None),
+    ]
+    assert [type(value) for value in target.check.arguments.values()][3:] == [int, float, bool, type(None)]
+    assert target.check.arch == ("sm_120", "sm_90", "sm_86", "sm_100")
+    assert target.check.reference == ("python", "-m", "check", "{file}", "")
+    assert (target.check.varies, target.check.reference_timeout_s) == (("batch",), 30.0)
+    assert inventory.load(write(tmp_path, with_check("arch: sm_120"))).targets["mla"].check.arch == ("sm_120",)
+    for nothing in (GOOD, with_check()):
+        assert inventory.load(write(tmp_path, nothing)).targets["mla"].check == CheckSettings()
+
+
 def test_anchors_and_merged_keys_work(tmp_path: Path) -> None:
     """An entry may take over another's keys, and its own win."""
     text = GOOD.replace("  gpu-a:\n", "  gpu-a: &a {port: 22, user: me}\n  gpu-c: {<<: *a, port: 24}\n")
@@ -113,6 +150,9 @@ def test_the_schema_knows_every_key_and_no_name(tmp_path: Path) -> None:
     references = [part.split('"')[0] for part in json.dumps(schema).split("#/$defs/")[1:]]
     assert set(references) <= set(schema["$defs"])
     assert {"type": "string"} in schema["$defs"]["engines"]["properties"]["command"]["anyOf"]
+    check = schema["$defs"]["CheckSettings"]
+    assert sorted(check["properties"]) == sorted(field.name for field in dataclasses.fields(CheckSettings))
+    assert {"type": "string"} in check["properties"]["reference"]["anyOf"] and len(check["properties"]["arch"]) == 1
 
 
 # ---- refused: case → (text, the problems expected, in order)
@@ -121,8 +161,8 @@ REFUSALS: dict[str, tuple[str | bytes, list[str]]] = {
     "unknown key with the nearest name": (
         with_lines(kernel="    kernal: mla_kernel"),
         [
-            "inventory.yaml:15: targets.mla.kernal: unknown key; allowed: engine, files, host, kernel, module "
-            "(did you mean kernel?)",
+            "inventory.yaml:15: targets.mla.kernal: unknown key; allowed: check, engine, files, host, kernel, "
+            "module (did you mean kernel?)",
         ],
     ),
     "a required key missing": (
@@ -212,6 +252,45 @@ REFUSALS: dict[str, tuple[str | bytes, list[str]]] = {
         GOOD.replace("A: 1,", "A: true,"),
         ["inventory.yaml:10: engines.sglang.env.A: wanted text, found true; engines read this differently"],
     ),
+    "an unknown key of check": (
+        with_check("arguements: {n: i32}"),
+        [
+            "inventory.yaml:17: targets.mla.check.arguements: unknown key; allowed: arch, arguments, reference, "
+            "reference_timeout_s, varies (did you mean arguments?)",
+        ],
+    ),
+    "no architecture": (
+        with_check("arch: [sm_120, ada]"),
+        ['inventory.yaml:17: targets.mla.check.arch[1]: wanted an architecture such as sm_120 or sm_90, found "ada"'],
+    ),
+    "a number that is no architecture": (
+        with_check("arch: 12.0"),
+        ["inventory.yaml:17: targets.mla.check.arch: wanted an architecture such as sm_120 or sm_90, found 12.0"],
+    ),
+    "an argument that is a list": (
+        with_check("arguments: {n: [i32], m: i32}"),
+        ['inventory.yaml:17: targets.mla.check.arguments.n: wanted a type or a value, found ["i32"]'],
+    ),
+    "a pointer without quotes": (
+        with_check("arguments: {q: *bf16}"),
+        ["inventory.yaml:17: bad YAML: found undefined alias 'bf16'; quote a text that begins with '*'"],
+    ),
+    "text for check": (
+        GOOD.replace("    kernel: mla_kernel\n", "    kernel: mla_kernel\n    check: sm_120\n"),
+        ['inventory.yaml:16: targets.mla.check: wanted a mapping, found "sm_120"'],
+    ),
+    "text for what varies": (
+        with_check("varies: batch"),
+        ['inventory.yaml:17: targets.mla.check.varies: wanted a list, found "batch"'],
+    ),
+    "a reference without time": (
+        with_check("reference_timeout_s: 0"),
+        ["inventory.yaml:17: targets.mla.check.reference_timeout_s: wanted more than 0, found 0"],
+    ),
+    "an unclosed quote in the reference": (
+        with_check("reference: python 'x"),
+        ["inventory.yaml:17: targets.mla.check.reference: cannot be split into arguments (No closing quotation)"],
+    ),
     "an unclosed quote in the command": (
         GOOD.replace("'/models/a b'", "'/models"),
         ["inventory.yaml:8: engines.sglang.command: cannot be split into arguments (No closing quotation)"],
@@ -297,6 +376,7 @@ SECRETS: dict[str, str] = {
     "option of the command": "hosts: {a: }\nengines: {e: {command: serve --api-key hunter2hunter}}\n",
     "option of a command list": "hosts: {a: }\nengines: {e: {command: [serve, --api-key=hunter2hunter]}}\n",
     "assignment in the command": "hosts: {a: }\nengines: {e: {command: env HF_TOKEN=hunter2hunter serve}}\n",
+    "option of the reference": with_check("reference: python check.py --api-key hunter2hunter"),
     "in an address": "hosts: {a: }\nengines: {e: {base_url: 'http://me:hunter2hunter@h:1'}}\n",
     "cloud key": "hosts: {a: {user: AKIAABCDEFGHIJKLMNOP}}\n",
 }
@@ -341,7 +421,7 @@ def test_the_only_one_needs_no_name(tmp_path: Path) -> None:
 def test_a_kept_inventory_is_the_same_and_costs_no_imports(tmp_path: Path) -> None:
     """In a project in use the second reading imports neither YAML nor pydantic, and gives equal records."""
     (tmp_path / "variants").mkdir()
-    path = write(tmp_path, GOOD)
+    path = write(tmp_path, with_check(*CHECK))
     first = inventory.load(path)
     script = (
         "import sys; from orchestrator import inventory; loaded = inventory.load(sys.argv[1]);"

@@ -16,7 +16,16 @@ import pytest
 
 from orchestrator import provenance, serve
 from orchestrator.errors import HostWriteError, LoadedDigestError
-from orchestrator.records import Engine, EngineProcess, LoadedProof, Target, TargetFile, digest_of
+from orchestrator.records import (
+    Engine,
+    EngineProcess,
+    Environment,
+    LoadedProof,
+    Service,
+    Target,
+    TargetFile,
+    digest_of,
+)
 from tests.support.tiny_host import SUPPORT, TinyHost, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests look into /proc")
@@ -351,29 +360,67 @@ def test_versions_come_from_metadata_and_nothing_is_imported(here: TinyHost) -> 
     assert facts["engine_version"] == "sglang 0.5.23"
 
 
-def test_gpu_facts_are_those_of_the_gpus_in_use(here: TinyHost) -> None:
-    """Of two GPUs that nvidia-smi lists, only the one that a process of the engine uses counts."""
+def gpu_facts(
+    here: TinyHost,
+    monkeypatch: pytest.MonkeyPatch,
+    capabilities: tuple[str, str] | None,
+    *,
+    refusal: str = "exit 2",
+    user: int | None = None,
+) -> dict[str, object]:
+    """The facts where nvidia-smi lists two GPUs.
+
+    Args:
+        capabilities: of the two; None for a driver that does not know the column, and refuses a query with it.
+        user: the pid that is on the second GPU; the engine's when not given.
+    """
     engine = here.engine()
     process = start_ready(here, engine)
+    one, other = (f", {text}" for text in capabilities) if capabilities else ("", "")
     tools = here.folder / "bin"
     tools.mkdir()
     smi = tools / "nvidia-smi"
     smi.write_text(
         "#!/bin/sh\ncase $1 in\n"
-        f"*compute-apps*) echo '{process.pid}, GPU-b'; echo '1, GPU-a' ;;\n"
-        "*) echo 'GPU-a, H200, 570.1, 700.00, Enabled, 1980, 3201, 1980, 3201'\n"
-        "   echo 'GPU-b, H200, 570.1, 600.00, Enabled, 1500, 3201, 1980, 3201' ;;\nesac\n"
+        f"*compute-apps*) echo '{user or process.pid}, GPU-b'; echo '1, GPU-a'; exit ;;\n"
+        f"*compute_cap*) {':' if capabilities else refusal} ;;\nesac\n"
+        f"echo 'GPU-a, H200, 570.1, 700.00, Enabled, 1980, 3201, 1980, 3201{one}'\n"
+        f"echo 'GPU-b, H200, 570.1, 600.00, Enabled, 1500, 3201, 1980, 3201{other}'\n"
     )
     smi.chmod(0o755)
-    path = os.environ["PATH"]
-    os.environ["PATH"] = f"{tools}:{path}"
-    try:
-        facts = provenance.environment(here.remote, engine, process).facts
-    finally:
-        os.environ["PATH"] = path
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    return dict(provenance.environment(here.remote, engine, process).facts)
+
+
+def test_gpu_facts_are_those_of_the_gpus_in_use(here: TinyHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two GPUs that nvidia-smi lists, only the one that a process of the engine uses counts."""
+    facts = gpu_facts(here, monkeypatch, ("9.0", "12.0"))
     assert (facts["gpu_uuids"], facts["gpu_names"], facts["driver_version"]) == ("GPU-b", "H200", "570.1")
+    assert facts["compute_capability"] == "12.0"
     assert facts["power_limits_w"] == "600.00"
     assert facts["clock_policy"] == "applications 1500/3201 MHz, max 1980/3201 MHz, persistence Enabled"
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [(("9.0", "9.0"), "9.0"), (("9.0", "12.0"), "9.0; 12.0"), (("[N/A]", ""), None)],
+)
+def test_the_compute_capability_of_several_gpus(
+    here: TinyHost, monkeypatch: pytest.MonkeyPatch, capabilities: tuple[str, str], expected: str | None
+) -> None:
+    """Each capability is told once; one that the driver does not tell is None."""
+    facts = gpu_facts(here, monkeypatch, capabilities, user=1 << 30)
+    assert (facts["gpu_uuids"], facts["compute_capability"]) == ("GPU-a; GPU-b", expected)
+
+
+@pytest.mark.parametrize("refusal", ["echo 'Field \"compute_cap\" is not a valid field to query.'; exit 2", "exit 0"])
+def test_a_driver_that_does_not_know_the_capability_still_tells_the_rest(
+    here: TinyHost, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    """An older driver refuses a query with an unknown column: every other fact is there all the same."""
+    facts = gpu_facts(here, monkeypatch, None, refusal=refusal)
+    assert facts["compute_capability"] is None
+    assert (facts["gpu_names"], facts["driver_version"], facts["power_limits_w"]) == ("H200", "570.1", "600.00")
 
 
 # ---- Triton's cache
@@ -387,57 +434,144 @@ def metadata(num_stages: int, **more: object) -> str:
     )
 
 
-def test_triton_kernels_are_read_where_the_process_has_its_cache(here: TinyHost) -> None:
+def form(cache: Path, key: str, num_stages: int, *, ttir: bytes | None = b"module {}", **more: object) -> Path:
+    """One compiled form in a cache, with the files that Triton leaves beside it; ``key`` also orders them in time."""
+    folder = cache / key
+    folder.mkdir(parents=True)
+    (folder / "fast.json").write_text(metadata(num_stages, **more))
+    (folder / "fast.cubin").write_bytes(b"\x7fELF" + bytes([num_stages]))
+    (folder / "__grp__fast.json").write_text("{}")
+    if ttir is not None:
+        (folder / "fast.ttir").write_bytes(ttir)
+    os.utime(folder / "fast.json", (1_700_000_000 + ord(key[0]),) * 2)
+    return folder
+
+
+def cache_of(here: TinyHost, *, facts: dict[str, str] | None = None, **env: str) -> provenance.TritonCache:
+    """What is found in the Triton cache of an engine that was started with these variables."""
+    engine = here.engine()
+    process = serve.start(here.remote, engine, deployed_digest=None, env=env)
+    proof = LoadedProof(here.digest, (), (process.pid,), ())
+    service = Service(process, engine.base_url, proof, Environment(facts or {}), 0.1)
+    try:
+        return provenance.triton_cache(here.remote, engine, here.target, service)
+    finally:
+        serve.stop(here.remote, engine)
+
+
+def test_the_triton_cache_is_read_where_the_process_has_it(here: TinyHost) -> None:
     """The variable of the running process counts, not the folder that was meant; equal forms are listed once."""
     cache = here.folder / "really here"
     for i, (key, stages) in enumerate((("A", 3), ("B", 3), ("C", 2))):
-        (cache / key).mkdir(parents=True)
-        (cache / key / "fast.json").write_text(metadata(stages, hash=str(i)))
-        (cache / key / "fast.cubin").write_bytes(b"\x7fELF" + bytes([stages]))
-        (cache / key / "__grp__fast.json").write_text("{}")
+        form(cache, key, stages, hash=str(i))
         (cache / key / "other.json").write_text("{}")
-    engine = here.engine()
-    process = serve.start(here.remote, engine, deployed_digest=None, env={"TRITON_CACHE_DIR": str(cache)})
-    found = provenance.triton_kernels(here.remote, engine, process, "fast", "/nonexistent")
-    assert sorted((one.num_stages, one.num_warps, one.shared_bytes, one.target) for one in found) == [
+    found = cache_of(here, TRITON_CACHE_DIR=str(cache))
+    assert sorted((one.num_stages, one.num_warps, one.shared_bytes, one.target) for one in found.kernels) == [
         (2, 4, 74752, "cuda sm_120"),
         (3, 4, 74752, "cuda sm_120"),
     ]
-    assert {one.digest for one in found} == {digest_of(b"\x7fELF\x02"), digest_of(b"\x7fELF\x03")}
+    assert {one.digest for one in found.kernels} == {digest_of(b"\x7fELF\x02"), digest_of(b"\x7fELF\x03")}
+
+
+def test_each_compiled_form_comes_with_its_ir_and_metadata(here: TinyHost) -> None:
+    """Newest first, under its own key, with the digest that ran; its own Triton's version counts before the fact."""
+    cache = here.folder / "cache"
+    old, new = "module { old }", "module { \u00b5 }\r\n"
+    form(cache, "A", 3, ttir=old.encode(), hash="a")
+    form(cache, "B", 3, ttir=new.encode(), triton_version="3.9.0")
+    found = cache_of(here, facts={"triton_version": "3.1.0"}, TRITON_CACHE_DIR=str(cache))
+    assert [(one.cache_key, one.name, one.ttir, one.triton_version, one.digest) for one in found.cached] == [
+        ("B", "fast", new, "3.9.0", here.digest),
+        ("A", "fast", old, "3.1.0", here.digest),
+    ]
+    assert found.cached[1].metadata == json.loads(metadata(3, hash="a"))
+    assert found.n_left_out == 0
+
+
+def test_a_damaged_triton_cache_gives_what_is_whole(here: TinyHost) -> None:
+    """Half-written folders and other kernels give nothing; a form without IR is still listed, without a text."""
+    cache = here.folder / "cache"
+    form(cache, "A", 2)
+    form(cache, "B", 3, ttir=None)
+    form(cache, "C", 5, ttir=b"\xff\xfe no text")
+    for key, content in (("cut", '{"name": "fa'), ("list", "[]"), ("empty", ""), ("bytes", "\0")):
+        form(cache, key, 7)
+        (cache / key / "fast.json").write_text(content)
+    (form(cache, "no json", 8) / "fast.json").unlink()
+    (cache / "other" / "tmp.pid_1_x").mkdir(parents=True)
+    (cache / "other" / "faster.json").write_text(metadata(9))
+    (cache / "other" / "faster.ttir").write_text("module {}")
+    (cache / "a file").write_text("")
+    found = cache_of(here, TRITON_CACHE_DIR=str(cache))
+    assert sorted(one.num_stages or 0 for one in found.kernels) == [2, 3, 5]
+    assert [one.cache_key for one in found.cached] == ["A"]
+    assert found.n_left_out == 0
+
+
+def test_what_comes_from_a_large_triton_cache_is_bounded(here: TinyHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more forms and bytes than allowed, the newest first, equal IR counted once; every form is still listed."""
+    cache = here.folder / "cache"
+    shared = b"module { shared }".ljust(4000)
+    for i, (key, ttir) in enumerate((("A", b"old"), ("B", shared), ("C", b"x" * 9000), ("D", shared), ("E", None))):
+        form(cache, key, i + 1, ttir=ttir)
+
+    def kept(max_forms: int, max_bytes: int) -> tuple[list[str], int, int]:
+        monkeypatch.setattr(provenance, "MAX_CACHED_KERNELS", max_forms)
+        monkeypatch.setattr(provenance, "MAX_CACHED_BYTES", max_bytes)
+        found = cache_of(here, TRITON_CACHE_DIR=str(cache))
+        return [one.cache_key for one in found.cached], found.n_left_out, len(found.kernels)
+
+    assert kept(64, 1 << 20) == (["D", "C", "B", "A"], 0, 5)
+    assert kept(2, 1 << 20) == (["D", "C"], 2, 5)
+    assert kept(64, 5000) == (["D", "B", "A"], 1, 5)
+    assert kept(64, 0) == ([], 4, 5)
 
 
 def test_without_a_triton_cache_there_are_no_kernels(here: TinyHost) -> None:
     """An engine in which Triton never ran has none, and that is no error."""
-    engine = here.engine()
-    process = start_ready(here, engine)
-    assert provenance.triton_kernels(here.remote, engine, process, "fast", str(here.folder / "none")) == ()
+    assert cache_of(here, TRITON_CACHE_DIR=str(here.folder / "none")) == provenance.TritonCache()
 
 
 @pytest.mark.kernel
 def test_what_triton_itself_writes_is_understood(here: TinyHost) -> None:
-    """A kernel compiled by the installed Triton, without a GPU, is read back with its warps, stages and memory."""
-    pytest.importorskip("triton")
-    source = here.folder / "compile_one.py"
+    """Forms compiled by the installed Triton, without a GPU, are read back with their sizes, and compile again."""
+    triton = pytest.importorskip("triton")
+    source = here.folder / "compile_two.py"
     source.write_text(
-        "import triton, triton.language as tl\n"
+        "import sys, triton, triton.language as tl\n"
         "from triton.backends.compiler import GPUTarget\n"
         "from triton.compiler import ASTSource\n"
         "@triton.jit\n"
         "def fast(x, n: tl.constexpr):\n"
         "    i = tl.arange(0, n)\n"
         "    tl.store(x + i, tl.load(x + i) * 2)\n"
-        "triton.compile(ASTSource(fn=fast, signature={'x': '*fp32', 'n': 'constexpr'}, constexprs={(1,): 128}),\n"
-        "               target=GPUTarget('cuda', 90, 32), options={'num_warps': 2, 'num_stages': 5})\n"
+        "@triton.jit\n"
+        "def faster(x):\n"
+        "    tl.store(x, 1.0)\n"
+        "def made(what, signature, constants, num_warps):\n"
+        "    triton.compile(ASTSource(fn=what, signature=signature, constexprs=constants),\n"
+        "                   target=GPUTarget('cuda', 90, 32), options={'num_warps': num_warps, 'num_stages': 5})\n"
+        "if sys.argv[1:]:\n"
+        "    print(triton.compile(sys.argv[1], target=GPUTarget('cuda', 120, 32)).metadata.target.arch)\n"
+        "else:\n"
+        "    for num_warps in (2, 4):\n"
+        "        made(fast, {'x': '*fp32', 'n': 'constexpr'}, {(1,): 128}, num_warps)\n"
+        "    made(faster, {'x': '*fp32'}, {}, 4)\n"
     )
-    cache = here.folder / "cache"
+    cache = here.folder / "scratch" / "triton" / "fast" / here.digest.removeprefix("sha256:")
     env = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
     subprocess.run([sys.executable, source], env=env, check=True, capture_output=True)
-    engine = here.engine()
-    process = start_ready(here, engine)
-    (kernel,) = provenance.triton_kernels(here.remote, engine, process, "fast", str(cache))
-    assert (kernel.name, kernel.num_warps, kernel.num_stages, kernel.target) == ("fast", 2, 5, "cuda sm_90")
-    assert kernel.shared_bytes is not None
-    assert kernel.digest is not None
+    found = cache_of(here)
+    assert [(one.name, one.num_stages, one.target) for one in found.kernels] == [("fast", 5, "cuda sm_90")] * 2
+    assert {one.num_warps for one in found.kernels} == {one.metadata["num_warps"] for one in found.cached} == {2, 4}
+    assert None not in {value for one in found.kernels for value in (one.shared_bytes, one.digest)}
+    assert {one.triton_version for one in found.cached} == {triton.__version__}
+    assert {one.cache_key for one in found.cached} < {folder.name for folder in cache.iterdir()}
+    again = here.folder / "again.ttir"
+    again.write_text(found.cached[0].ttir)
+    env["TRITON_CACHE_DIR"] = str(here.folder / "another cache")
+    done = subprocess.run([sys.executable, source, again], env=env, check=True, capture_output=True, text=True)
+    assert done.stdout == "120\n"
 
 
 def test_each_variant_has_its_own_triton_cache(here: TinyHost) -> None:

@@ -52,6 +52,19 @@ def test_every_earlier_schema_is_upgraded(tmp_path: Path, number: int) -> None:
     assert schema_of(old) == schema_of(new)
 
 
+def test_deployments_of_an_older_schema_were_not_checked(tmp_path: Path) -> None:
+    """A push that was recorded before checks existed has no check and was not forced."""
+    path = tmp_path / "old.db"
+    connection = at_schema(path, 4)
+    connection.execute(
+        "INSERT INTO deployments (host, target, variant, digest, previous_digest, status, nonce, holder, started_at)"
+        " VALUES ('gpu-a', 'flash', 'V2', 'sha256:1', 'sha256:0', 'pushed', 'n', 'me', '2026-01-01T00:00:00+00:00')"
+    )
+    connection.close()
+    with Store.open(path) as store:
+        assert store.query("select variant, check_id, is_forced from deployments")[1] == [("V2", None, 0)]
+
+
 def test_who_applied_which_step_is_kept(tmp_path: Path) -> None:
     """The table ``migrations`` lists each step once, and opening again adds none."""
     for _ in range(2):

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("status", "What is on the host, who holds it, what is in the workspace."),
     "variant": ("variant", "Make, list, show, diff, edit and drop variants."),
     "diff": ("diff", "Show what differs: a variant, or the live file, against the baseline."),
+    "check": ("check", "Tell before any GPU time whether a variant can launch, fits and differs."),
     "push": ("push", "Put a variant live: compare-and-swap, atomic, verified."),
     "bench": ("bench", "Restart the engine, prove what it loaded, load it, store the numbers."),
     "compare": ("compare", "Ratio of a variant to the baseline at each concurrency."),

@@ -12,6 +12,8 @@ from orchestrator.cli.output import Output
 from orchestrator.cli.table import Table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from orchestrator.project import Project
     from orchestrator.records import Target, Variant, WorkingCopy
 
@@ -43,20 +45,48 @@ class Setting(click.ParamType):  # type: ignore[type-arg]  # generic only since 
         return knob.strip(), text.strip()
 
 
+class PointNumbers(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.2
+    """``3,7`` → (3, 7); ``all`` → (), which stands for every point that is worth GPU time."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Parses the list; refuses what is not a number from 1."""
+        if isinstance(value, tuple):
+            return value
+        words = [word.strip() for word in str(value).split(",")]
+        if words == ["all"]:
+            return ()
+        if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+            self.fail(f"{value!r} is not a list of points, such as 3,7 or all", param, ctx)
+        return tuple(dict.fromkeys(int(word) for word in words))
+
+
 @command.command("new")
-@name_argument
+@click.argument("name", metavar="[VARIANT]", required=False)
 @click.option("--set", "settings", type=Setting(), multiple=True, metavar="KNOB=VALUE", help="E.g. num_stages=3.")
 @click.option("--from", "base_name", metavar="VARIANT", help="Start from this variant's files, not the baseline's.")
+@click.option(
+    "--from-sweep",
+    "points",
+    type=PointNumbers(),
+    metavar="N,N|all",
+    help="Make one of each of these points of the last `orch check --sweep`; all: those worth GPU time.",
+)
 @click.option("-m", "--message", default="", help="The hypothesis: why it should be faster.")
 @target_option
 @json_option
 @click.pass_obj
-@example('orch variant new V2 --set num_stages=3 --set num_warps=4 --set BLOCK_T=16 -m "deeper pipeline"')
+@example(
+    'orch variant new V2 --set num_stages=3 --set num_warps=4 --set BLOCK_T=16 -m "deeper pipeline"',
+    "orch variant new --from-sweep 3,7",
+)
 def new(
     obj: dict[str, str],
-    name: str,
+    name: str | None,
     settings: tuple[tuple[str, str], ...],
     base_name: str | None,
+    points: tuple[int, ...] | None,
     message: str,
     target_name: str | None,
     is_json: bool,
@@ -64,32 +94,94 @@ def new(
     """Make a variant by setting knobs of the kernel's autotune list.
 
     Forces one config: knobs that are not named keep the value of the list's first config, the other configs go. Every
-    other byte of the file stays. Without --set it is a copy to be edited by hand.
+    other byte of the file stays. Without --set it is a copy to be edited by hand. With --from-sweep the knobs are
+    those of points of the last grid, and each variant is named after its knobs unless you name the only one.
     """
-    from orchestrator import variant as variants
-    from orchestrator import workspace
     from orchestrator.project import Project
 
     repeated = sorted({knob for knob, _ in settings if [k for k, _ in settings].count(knob) > 1})
     if repeated:
         raise click.UsageError(f"--set names {', '.join(repeated)} twice")
+    if points is not None and (settings or base_name):
+        raise click.UsageError("--from-sweep has the knobs and the base of its grid: leave --set and --from out")
+    if points is None and name is None:
+        raise click.UsageError("missing argument VARIANT")
     out = Output(is_json=is_json)
     project = Project.open(obj["inventory_path"])
     target = project.target(target_name)
-    baseline = workspace.read_baseline(project.variants_root, target)
+    if points is not None:
+        _new_from_sweep(out, project, target, points, name, message)
+    else:
+        out.document(_new(out, project, target, str(name), dict(settings), base_name, message))
+
+
+def _new(
+    out: Output,
+    project: Project,
+    target: Target,
+    name: str,
+    knobs: dict[str, str],
+    base_name: str | None,
+    message: str,
+) -> dict[str, Any]:
+    """Makes one variant, prints it, and returns its document."""
+    from orchestrator import variant as variants
+    from orchestrator import workspace
+
     root = project.variants_root
+    baseline = workspace.read_baseline(root, target)
     start = workspace.read_working_copy(root, target, base_name).files if base_name else baseline.files
-    knobs = dict(settings)
     files = variants.with_knobs(start, target.kernel, knobs) if knobs else start
     checked = _checked(
         target, name, files, baseline, message, is_from_baseline=base_name is None, has_knobs=bool(knobs)
     )
     workspace.new_variant(root, target, name, files, base_digest=baseline.digest, message=message, settings=knobs)
-    folder = workspace.variant_folder(root, target, name)
     out.line(f"{name} {checked.digest[7:19]}: {variants.describe(checked)}")
-    out.line(f"working copy: {_relative(folder)}")
-    out.line(f"next: `orch push --variant {name}`" if checked.changes else f"next: `orch variant edit {name}`")
-    out.document(variant_document(checked, baseline.digest))
+    out.line(f"working copy: {_relative(workspace.variant_folder(root, target, name))}")
+    step = f"orch check --variant {name}" if checked.changes else f"orch variant edit {name}"
+    out.line(f"next: `{step}`")
+    return variant_document(checked, baseline.digest)
+
+
+def _new_from_sweep(
+    out: Output, project: Project, target: Target, numbers: tuple[int, ...], name: str | None, message: str
+) -> None:
+    """One variant for each point, over the files that the grid was laid over."""
+    from orchestrator import workspace
+    from orchestrator.errors import WorkspaceError
+    from orchestrator.experiment.sweep import last_sweep, pick_points
+
+    found = last_sweep(project, target)
+    points = pick_points(found, numbers)
+    if name is not None and len(points) > 1:
+        raise click.UsageError(f"{name} cannot be the name of {len(points)} variants: leave it out")
+    is_baseline = found.variant == workspace.BASELINE
+    root = project.variants_root
+    base: Any = (
+        workspace.read_baseline(root, target)
+        if is_baseline
+        else workspace.read_working_copy(root, target, found.variant)
+    )
+    if base.digest != found.digest:
+        raise WorkspaceError(
+            f"{found.variant} is not what the last sweep compiled ({found.digest[7:19]}, now {base.digest[7:19]})",
+            next_step="run `orch check --sweep …` again",
+        )
+    base_name = None if is_baseline else found.variant
+    there = {working.name: working for working in workspace.list_variants(root, target)}
+    wanted = [point for point in points if not _is_there(out, there.get(name or point.name), point.settings, base)]
+    documents = [
+        _new(out, project, target, name or point.name, dict(point.settings), base_name, message) for point in wanted
+    ]
+    out.document({"target": target.name, "variants": documents})
+
+
+def _is_there(out: Output, working: WorkingCopy | None, settings: Mapping[str, str], base: Any) -> bool:
+    """Whether a point was made before: then it is said, and nothing is done."""
+    is_same = working is not None and working.settings == settings and working.base_digest == base.digest
+    if working is not None and is_same:
+        out.line(f"{working.name} {working.digest[7:19]}: made before from the same point")
+    return is_same
 
 
 def _checked(

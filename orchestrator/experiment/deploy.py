@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 
 from orchestrator import push, serve
 from orchestrator.errors import (
@@ -14,6 +15,7 @@ from orchestrator.errors import (
     StaleBaseError,
     VariantError,
 )
+from orchestrator.experiment.check import Attempt, check_if_possible
 from orchestrator.experiment.guards import reconcile, refuse_foreign_lease, wanted_files, with_diff
 from orchestrator.interrupts import shielded
 from orchestrator.project import holder
@@ -27,11 +29,23 @@ MISSING = "missing"
 """Stands for the digest of files that are not all there."""
 
 
-def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S) -> Deployment:
-    """Puts a variant live: the intent is stored before the push and the outcome after it.
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """What was put live, and what the check before it said. ``is_forced``: against that verdict."""
+
+    deployment: Deployment
+    attempt: Attempt
+    is_forced: bool
+
+
+def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S, is_forced: bool = False) -> Deployed:
+    """Checks a variant and puts it live: the intent is stored before the push and the outcome after it.
+
+    Args:
+        is_forced: push it also when it cannot launch, or is the baseline's binary.
 
     Raises:
-        VariantError: the variant was made from another baseline than the recorded one.
+        VariantError: the variant was made from another baseline than the recorded one, or the check refuses it.
         StaleBaseError: the live file is not the one on record; the evidence is the diff.
         LeaseHeldError: somebody else holds the target.
         InterruptedError_: Ctrl-C; the host was put back.
@@ -43,6 +57,10 @@ def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S) -> 
             f"the recorded baseline is {short(baseline.digest)}",
             next_step=f"look at `orch diff {variant.name}`, then drop it and make it again with `orch variant new`",
         )
+    attempt = check_if_possible(session.project, session.store, session.target, variant, session.report)
+    refusal = attempt.refusal
+    if refusal is not None and not is_forced:
+        raise refusal
     live = reconcile(session, look(session, "push"))
     refuse_foreign_lease(session, live)
     wanted = wanted_files(session, live, baseline)
@@ -56,6 +74,8 @@ def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S) -> 
         previous_digest=live.digest or MISSING,
         nonce=nonce,
         holder=holder(),
+        check_id=attempt.recorded.check_id if attempt.recorded else None,
+        is_forced=refusal is not None,
     )
     try:
         session.say("push", f"pushing {variant.name} {short(variant.digest)} to {session.target.host}")
@@ -84,7 +104,7 @@ def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S) -> 
     except OrchError as exc:
         session.store.end_deployment(deployment_id, "failed", error=str(exc))
         raise
-    return deployment
+    return Deployed(deployment, attempt, refusal is not None)
 
 
 def _put_back(session: Session, nonce: str) -> str:

@@ -25,6 +25,7 @@ class Trial:
 
     Attributes:
         status: ``ok``, ``contaminated`` (the file or the engine changed meanwhile) or ``failed``.
+        compiled: what Triton compiled for it, seen while the engine ran; None when nobody looked.
     """
 
     trial_id: int
@@ -35,6 +36,7 @@ class Trial:
     reasons: tuple[str, ...] = ()
     status: TrialStatus = "running"
     digest_after: str | None = None
+    compiled: provenance.TritonCache | None = None
 
 
 LoadWatch = Callable[[LoadProgress], None]
@@ -198,6 +200,8 @@ def _serve_and_load(
     reasons = _contamination(session, live, started)
     started.reasons = tuple(reasons)
     started.status = "contaminated" if reasons else "ok"
+    # before the stop: only a running process says where its cache really is, and shows what its container sees there
+    started.compiled = _look_at_triton_cache(session, started)
 
 
 def _start_proved(session: Session, live: Live, trial_id: int) -> Service:
@@ -288,18 +292,30 @@ def _contamination(session: Session, live: Live, started: Trial) -> list[str]:
     return reasons
 
 
-def _end_trial(session: Session, started: Trial) -> None:
-    kernels = None
-    if started.service is not None:
-        with contextlib.suppress(OrchError):  # evidence only: its absence is stored as not measured
-            cache_dir = provenance.triton_cache_dir(session.remote.scratch_dir(), session.target, started.digest)
-            kernels = provenance.triton_kernels(
-                session.remote, session.engine, started.service.process, session.target.kernel, cache_dir
+def _look_at_triton_cache(session: Session, started: Trial) -> provenance.TritonCache | None:
+    """What Triton compiled for this start. Evidence only: where it cannot be had, it is stored as not measured."""
+    if started.service is None:
+        return None
+    with contextlib.suppress(OrchError):
+        found = provenance.triton_cache(session.remote, session.engine, session.target, started.service)
+        if found.n_left_out:
+            n_all = len(found.cached) + found.n_left_out
+            session.say(
+                "prove", f"{session.target.kernel}: IR of {len(found.cached)} of {n_all} compiled forms is kept"
             )
+        return found
+    return None
+
+
+def _end_trial(session: Session, started: Trial) -> None:
+    compiled = started.compiled or _look_at_triton_cache(session, started)
     session.store.end_trial(
         started.trial_id,
         started.status,
         reasons=started.reasons,
         digest_after=started.digest_after,
-        triton_kernels=kernels,
+        triton_kernels=None if compiled is None else compiled.kernels,
     )
+    if compiled is not None:
+        with contextlib.suppress(OrchError):
+            session.store.record_compiled_kernels(started.trial_id, compiled.cached)

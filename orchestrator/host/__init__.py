@@ -44,6 +44,7 @@ PROGRAMS = {
     "facts": (*_CONTROL, "interpreter", "facts"),
     "triton_cache": (*_CONTROL, "triton_cache"),
     "survey": (*_CONTROL, "interpreter", "survey"),
+    "try_variant": (*_CONTROL, "interpreter", "scratch", "supervised", "try_variant"),
 }
 """What each program needs, in the order of import; the last one holds ``main``."""
 
@@ -51,6 +52,7 @@ _INTERPRETER_PROGRAMS = {
     "probe": ("resolve",),
     "facts": ("versions",),
     "survey": ("resolve", "versions", "outfit"),
+    "try_variant": ("import_variant",),
 }
 _NO_PYTHON = 127
 _RUN = """

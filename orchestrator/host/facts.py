@@ -36,6 +36,8 @@ _GPU_COLUMNS = (
     "clocks.max.graphics",
     "clocks.max.memory",
 )
+_CAPABILITY_COLUMN = "compute_cap"
+"""An older driver does not know it, and then refuses the whole query."""
 _SMI_TIMEOUT_S = 20.0
 
 
@@ -118,14 +120,13 @@ def _environment(alive: Sequence[Process]) -> Optional[str]:
 
 def _gpus(pids: Sequence[int]) -> Dict[str, Fact]:
     """The GPUs that the engine's processes use; all of the host when the driver does not say who uses which."""
-    listing = _run(["nvidia-smi", "--query-gpu=" + ",".join(_GPU_COLUMNS), "--format=csv,noheader,nounits"])
-    rows = [_fields(line) for line in (listing or "").splitlines()]
-    gpus = [dict(zip(_GPU_COLUMNS, row)) for row in rows if len(row) == len(_GPU_COLUMNS)]  # noqa: B905 (Python 3.8)
+    gpus = _listed_gpus((*_GPU_COLUMNS, _CAPABILITY_COLUMN)) or _listed_gpus(_GPU_COLUMNS)
     used = _used_gpus(pids)
     gpus = [gpu for gpu in gpus if gpu["uuid"] in used] or gpus
     return {
         "gpu_uuids": _joined(gpus, "%(uuid)s"),
         "gpu_names": _joined(gpus, "%(name)s"),
+        "compute_capability": _capability(gpus),
         "driver_version": gpus[0]["driver_version"] if gpus else None,
         "power_limits_w": _joined(gpus, "%(power.limit)s"),
         "clock_policy": _joined(
@@ -134,6 +135,19 @@ def _gpus(pids: Sequence[int]) -> Dict[str, Fact]:
             "max %(clocks.max.graphics)s/%(clocks.max.memory)s MHz, persistence %(persistence_mode)s",
         ),
     }
+
+
+def _listed_gpus(columns: Sequence[str]) -> List[Dict[str, str]]:
+    """Each GPU's values by column; empty where the driver refuses one of the columns, or is not there."""
+    listing = _run(["nvidia-smi", "--query-gpu=" + ",".join(columns), "--format=csv,noheader,nounits"])
+    rows = [_fields(line) for line in (listing or "").splitlines()]
+    return [dict(zip(columns, row)) for row in rows if len(row) == len(columns)]  # noqa: B905 (Python 3.8)
+
+
+def _capability(gpus: Sequence[Dict[str, str]]) -> Optional[str]:
+    """``12.0``; each value once where GPUs differ; None where the driver does not tell it."""
+    values = [gpu.get(_CAPABILITY_COLUMN, "") for gpu in gpus]
+    return "; ".join(dict.fromkeys(value for value in values if re.fullmatch(r"\d+\.\d+", value))) or None
 
 
 def _used_gpus(pids: Sequence[int]) -> List[str]:

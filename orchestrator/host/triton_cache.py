@@ -2,6 +2,9 @@
 
 The cache is looked for where the engine's processes really have it, inside their mount namespace: the variable of
 the running process counts, not what it was meant to be.
+
+A compiled form is a folder with ``NAME.json``, which Triton writes last, and beside it the binary and the Triton IR
+that it was made from. A folder without that json belongs to another kernel or is being written.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import engine_state, process_table
 
@@ -18,15 +21,32 @@ BINARIES = (".cubin", ".hsaco")
 _ARCHITECTURE_PREFIX = {"cuda": "sm_", "hip": ""}
 
 
+class Form(NamedTuple):
+    """One compiled form: the name of its folder, its files without their suffixes, what its json says, and its age."""
+
+    key: str
+    stem: str
+    metadata: Dict[str, Any]
+    n_metadata_bytes: int
+    written_s: float
+
+
 def main(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Answers the folder that was read, and one entry for each compiled form of ``request["kernel"]``."""
+    """Answers the folder that was read, one entry for each compiled form of ``request["kernel"]``, and the newest IR.
+
+    Of IR and metadata no more than ``max_forms`` and ``max_bytes`` are answered; ``n_left_out`` counts the rest.
+    """
     record = engine_state.read_record(request["state_dir"])
     alive = engine_state.members(request["state_dir"], record, process_table.processes()) if record else []
     root, folder = _locate([one.pid for one in alive], request["cache_dir"])
-    found = {
-        (one["digest"], json.dumps(one, sort_keys=True)): one for one in _kernels(root + folder, request["kernel"])
+    forms = sorted(_forms(root + folder, request["kernel"]), key=lambda form: (-form.written_s, form.key))
+    entries = [_entry(form, request["kernel"]) for form in forms]
+    found = {(one["digest"], json.dumps(one, sort_keys=True)): one for one in entries}
+    return {
+        "cache_dir": folder,
+        "kernels": [found[key] for key in sorted(found, key=str)],
+        **_with_text(forms, request["max_forms"], request["max_bytes"]),
     }
-    return {"cache_dir": folder, "kernels": [found[key] for key in sorted(found, key=str)]}
 
 
 def _locate(pids: List[int], configured: str) -> Tuple[str, str]:
@@ -38,25 +58,67 @@ def _locate(pids: List[int], configured: str) -> Tuple[str, str]:
     return "", configured
 
 
-def _kernels(folder: str, kernel: str) -> Iterator[Dict[str, Any]]:
-    """Each compiled form: the metadata that Triton wrote beside its binary."""
+def _forms(folder: str, kernel: str) -> Iterator[Form]:
+    """Each compiled form that is there whole."""
     if not os.path.isdir(folder):
         return
     for key in os.listdir(folder):
-        path = os.path.join(folder, key, kernel + ".json")
+        stem = os.path.join(folder, key, kernel)
         try:
-            with open(path) as file:
-                metadata = json.load(file)
+            with open(stem + ".json", "rb") as file:
+                content = file.read()
+                written_s = os.fstat(file.fileno()).st_mtime
+            metadata = json.loads(content.decode("utf-8"))
         except (OSError, ValueError):
             continue  # another kernel's, or one that is being written
-        yield {
-            "name": metadata.get("name", kernel),
-            "num_warps": metadata.get("num_warps"),
-            "num_stages": metadata.get("num_stages"),
-            "shared_bytes": metadata.get("shared"),
-            "target": _target(metadata.get("target")),
-            "digest": _binary_digest(path[: -len(".json")]),
-        }
+        if isinstance(metadata, dict):
+            yield Form(key, stem, metadata, len(content), written_s)
+
+
+def _entry(form: Form, kernel: str) -> Dict[str, Any]:
+    """What of the metadata says which form this is, and its binary."""
+    return {
+        "name": form.metadata.get("name", kernel),
+        "num_warps": form.metadata.get("num_warps"),
+        "num_stages": form.metadata.get("num_stages"),
+        "shared_bytes": form.metadata.get("shared"),
+        "target": _target(form.metadata.get("target")),
+        "digest": _binary_digest(form.stem),
+    }
+
+
+def _with_text(forms: Sequence[Form], max_forms: int, max_bytes: int) -> Dict[str, Any]:
+    """Triton IR and metadata of the first forms that fit; equal IR is answered, and counted, once."""
+    texts: Dict[str, str] = {}
+    chosen: List[Dict[str, Any]] = []
+    n_bytes = n_left_out = 0
+    for form in forms:
+        if len(chosen) == max_forms:
+            n_left_out += os.path.isfile(form.stem + ".ttir")
+            continue
+        content = _triton_ir(form.stem)
+        if content is None:
+            continue
+        digest = "sha256:" + hashlib.sha256(content).hexdigest()
+        n_more_bytes = form.n_metadata_bytes + (0 if digest in texts else len(content))
+        if n_bytes + n_more_bytes > max_bytes:
+            n_left_out += 1
+            continue
+        n_bytes += n_more_bytes
+        texts[digest] = content.decode("utf-8")
+        chosen.append({"cache_key": form.key, "ttir_digest": digest, "metadata": form.metadata})
+    return {"forms": chosen, "texts": texts, "n_left_out": n_left_out}
+
+
+def _triton_ir(stem: str) -> Optional[bytes]:
+    """The IR that the form was compiled from; None where it is not there, or is no text."""
+    try:
+        with open(stem + ".ttir", "rb") as file:
+            content = file.read()
+        content.decode("utf-8")
+    except (OSError, ValueError):
+        return None
+    return content
 
 
 def _target(target: Any) -> Optional[str]:

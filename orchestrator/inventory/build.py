@@ -29,6 +29,7 @@ from orchestrator.inventory.shapes import (
 )
 from orchestrator.inventory.yaml_tree import KeyPath, Tree, dotted
 from orchestrator.records import Engine, Host, Inventory, Target, TargetFile, Workload
+from orchestrator.verdicts import arch_name, parse_arch
 
 RESERVED_FILE_NAME = "variant.json"
 """The workspace keeps its own record under this name beside a variant's files."""
@@ -147,7 +148,36 @@ def _longhand(desk: _Desk, section: Section, path: KeyPath, fields: dict[str, An
             fields["env"] = _environment(desk, (*path, "env"), fields["env"])
     if section == "targets" and isinstance(fields.get("files"), list):
         fields["files"] = [{"path": entry} if isinstance(entry, str) else entry for entry in fields["files"]]
+    if section == "targets" and "check" in fields:
+        fields["check"] = _check_longhand(desk, (*path, "check"), fields["check"])
     return fields
+
+
+def _check_longhand(desk: _Desk, path: KeyPath, value: object) -> object:
+    """What ``orch check`` is told: one architecture as a list, the reference command as one, arguments as scalars."""
+    if not isinstance(value, dict):
+        return {} if value is None else value
+    check = dict(value)
+    if "arch" in check:
+        check["arch"] = list(_architectures(desk, (*path, "arch"), check["arch"]))
+    if isinstance(check.get("reference"), str):
+        check["reference"] = _split(desk, (*path, "reference"), check["reference"])
+    if isinstance(check.get("arguments"), dict):
+        for name, argument in check["arguments"].items():
+            if isinstance(argument, dict | list):
+                desk.complain((*path, "arguments", name), f"wanted a type or a value, found {shown(argument)}")
+        check["arguments"] = {k: v for k, v in check["arguments"].items() if not isinstance(v, dict | list)}
+    return check
+
+
+def _architectures(desk: _Desk, path: KeyPath, value: object) -> Iterator[str]:
+    for i, entry in enumerate(value if isinstance(value, list) else [value]):
+        arch = parse_arch(str(entry)) if isinstance(entry, str | int) else None
+        if arch is None:
+            here = (*path, i) if isinstance(value, list) else path
+            desk.complain(here, f"wanted an architecture such as sm_120 or sm_90, found {shown(entry)}")
+        else:
+            yield arch_name(arch)
 
 
 def _split(desk: _Desk, path: KeyPath, command: str) -> list[str]:
@@ -184,7 +214,7 @@ def _check_texts(desk: _Desk, path: KeyPath, value: object) -> None:
         for i, entry in enumerate(value):
             _check_texts(desk, (*path, i), entry)
     elif isinstance(value, str):
-        is_free_text = "env" in path or "command" in path
+        is_free_text = bool({"env", "command", "reference"} & set(path))
         if not value and not is_free_text:
             desk.complain(path, "is empty; leave the key out or give it a value")
         elif "\0" in value or (not is_free_text and any(ord(character) < 32 for character in value)):
@@ -267,7 +297,7 @@ def _target(desk: _Desk, name: str, entry: TargetEntry, known: Mapping[str, Sequ
     files = _target_files(desk, path, entry)
     if len(desk.problems) > n_before:
         return None
-    return Target(name=name, host=host, engine=engine, files=files, kernel=entry.kernel)
+    return Target(name=name, host=host, engine=engine, files=files, kernel=entry.kernel, check=entry.check)
 
 
 def _reference(desk: _Desk, path: KeyPath, key: str, name: str | None, known: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import records
-from orchestrator.records import Engine, Host, Inventory, Target, TargetFile, Workload
+from orchestrator.records import CheckSettings, Engine, Host, Inventory, Target, TargetFile, Workload
 from orchestrator.version import VERSION
 
 FOLDER = ".orch"
@@ -77,4 +77,6 @@ def _inventory(path: str, kept: dict[str, Any]) -> Inventory:
 
 
 def _target(fields: dict[str, Any]) -> Target:
-    return Target(**{**fields, "files": tuple(TargetFile(**file) for file in fields["files"])})
+    files = tuple(TargetFile(**file) for file in fields["files"])
+    lists = {key: tuple(fields["check"][key]) for key in ("arch", "varies", "reference")}
+    return Target(**{**fields, "files": files, "check": CheckSettings(**{**fields["check"], **lists})})

@@ -10,14 +10,14 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import MinLen
 
 from orchestrator.inventory.problems import nearest, shown
 from orchestrator.inventory.yaml_tree import KeyPath
-from orchestrator.records import Engine, Host, Workload
+from orchestrator.records import CheckSettings, Engine, Host, Workload
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -52,6 +52,7 @@ class TargetEntry:
     module: str | None = None
     host: str | None = None
     engine: str | None = None
+    check: CheckSettings = field(default_factory=CheckSettings)
 
 
 _SHAPES: dict[Section, type[Any]] = {"hosts": Host, "targets": TargetEntry, "engines": Engine, "workloads": Workload}
@@ -63,6 +64,10 @@ class Misfit:
 
     path: KeyPath
     text: str
+
+
+_INNER_SHAPES: dict[str, type[Any]] = {"files": FileEntry, "check": CheckSettings}
+"""What a target holds under these keys."""
 
 
 def allowed_keys(section: Section) -> list[str]:
@@ -149,8 +154,8 @@ def _in_words(section: Section, path: KeyPath, error: ErrorDetails) -> str:
 
 
 def _unknown_key(section: Section, path: KeyPath) -> str:
-    is_file_entry = section == "targets" and len(path) > 1
-    allowed = ["module", "path"] if is_file_entry else allowed_keys(section)
+    inner = _INNER_SHAPES.get(str(path[0])) if section == "targets" and len(path) > 1 else None
+    allowed = allowed_keys(section) if inner is None else sorted(field.name for field in dataclasses.fields(inner))
     return f"unknown key; allowed: {', '.join(allowed)}{nearest(str(path[-1]), allowed)}"
 
 
@@ -167,6 +172,10 @@ def json_schema() -> dict[str, Any]:
         entry = _adapter(section).json_schema(ref_template="#/$defs/{model}")
         definitions.update(entry.pop("$defs", {}))
         definitions[section] = _as_written(section, entry)
+        if section == "targets":
+            check = definitions["CheckSettings"]["properties"]
+            check["arch"] = {"anyOf": [{"type": ["string", "integer"]}, {**check["arch"], "items": {"type": "string"}}]}
+            check["reference"] = {"anyOf": [{"type": "string"}, check["reference"]]}
         properties[section] = {
             "type": "object",
             "propertyNames": {"pattern": NAME_PATTERN},
@@ -191,8 +200,9 @@ def _as_written(section: Section, schema: dict[str, Any]) -> dict[str, Any]:
     schema["properties"].pop("name", None)
     schema["required"] = [key for key in schema.get("required", []) if key != "name"]
     if section == "targets":
-        files = schema["properties"]["files"]
-        files["items"] = {"anyOf": [{"type": "string"}, files["items"]]}
+        properties = schema["properties"]
+        properties["files"]["items"] = {"anyOf": [{"type": "string"}, properties["files"]["items"]]}
+        properties["check"] = {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/CheckSettings"}]}
     if section == "engines":
         schema["properties"]["command"] = {"anyOf": [{"type": "string"}, schema["properties"]["command"]]}
         schema["properties"]["env"]["additionalProperties"] = {"type": ["string", "number"]}

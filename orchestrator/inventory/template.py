@@ -63,6 +63,17 @@ targets:
     engine: sglang
     module: sglang.srt.layers.attention.flash_mla_sm120_triton  # as the engine imports the first file
     kernel: flash_mla_decode_kernel
+    # check:                          # what `orch check` cannot read in the source: how the engine calls the kernel
+    #   arguments:                    # by name or pattern: a type (quote one that begins with *), or the value passed
+    #     q_ptr: "*bf16"
+    #     "*_ptr": "*fp8e4nv"         # the first that fits counts, an exact name before any pattern
+    #     "*_stride*": i32:16         # a multiple of 16; i32:1 is always 1
+    #     sm_scale: fp32
+    #     SPLITS: 8
+    #   varies: [batch]               # what changes between launches, and should be in the autotune key
+    #   reference: /opt/sglang/bin/python check_mla.py {file}  # judges a variant on the host; 0: it is right
+    #   reference_timeout_s: 600
+    #   arch: [sm_120, sm_90]         # where the host does not tell its own
     files:
       - /opt/sglang/lib/python3.12/site-packages/sglang/srt/layers/attention/flash_mla_sm120_triton.py
       # - path: /opt/sglang/lib/python3.12/site-packages/sglang/srt/layers/attention/another.py

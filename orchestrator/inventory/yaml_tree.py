@@ -83,6 +83,8 @@ def _syntax_problem(exc: Any) -> Problem:
         reason = "a tab, where YAML wants spaces"
     elif reason == "mapping values are not allowed here":
         reason = "a second ': ' in one value, or a wrong indent; quote a text that holds ': '"
+    elif "undefined alias" in reason:
+        reason += "; quote a text that begins with '*'"
     elif "another document" in reason:
         reason = "a second document ('---'); an inventory is one"
     return Problem(line, "", f"bad YAML: {reason}{_opened_at(exc, line)}")

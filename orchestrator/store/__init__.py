@@ -4,17 +4,21 @@ Takes the records of the other stations and gives them back. Owns SQLite: nobody
 ``sqlite_utils``. Judges nothing (that is ``stats``) and touches no host.
 
     database.py      opening, transactions, and what SQLite's errors mean in one line
-    migrations.py    the schema, as numbered steps
+    migrations.py    the schema, as numbered steps; the fifth is in check_tables.py
     files.py         artifacts, manifests, baselines, variants
     observations.py  every look at the host's files
     deployments.py   intents and outcomes of pushes
     trials.py        environments, engine starts, loads, requests, metrics
+    compiled_kernels.py  what Triton compiled for an engine start
+    checks.py        verdicts of `orch check`
     reading.py       what ``compare`` and ``history`` ask for
     query.py         one read-only SQL statement for a person
 """
 
 from __future__ import annotations
 
+from orchestrator.store.checks import CheckKind, Checks, KnownBinary, RecordedCheck
+from orchestrator.store.compiled_kernels import CompiledKernels
 from orchestrator.store.database import BUSY_TIMEOUT_S
 from orchestrator.store.deployments import Deployments, DeploymentStatus, OpenDeployment
 from orchestrator.store.files import Files
@@ -27,9 +31,12 @@ from orchestrator.store.trials import Trials, TrialStatus
 __all__ = [
     "BUSY_TIMEOUT_S",
     "SCHEMA_VERSION",
+    "CheckKind",
     "DeploymentStatus",
+    "KnownBinary",
     "LookSource",
     "OpenDeployment",
+    "RecordedCheck",
     "Store",
     "TrialStatus",
     "TrialSummary",
@@ -37,7 +44,7 @@ __all__ = [
 ]
 
 
-class Store(Files, Observations, Deployments, Trials, Reading):
+class Store(Files, Observations, Deployments, Trials, CompiledKernels, Checks, Reading):
     """An open results.db; a context manager that closes it.
 
     ``Store.open`` makes or upgrades the file, ``Store.open_read_only`` never writes. Every method that records is one

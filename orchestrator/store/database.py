@@ -9,7 +9,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -127,6 +127,18 @@ class Database:
             except BaseException:
                 connection.rollback()
                 raise
+
+
+def insert_row(connection: sqlite3.Connection, table: str, values: Mapping[str, object]) -> int:
+    """Inserts one row, its values by column; table and columns are names of this program, never a user's.
+
+    Returns:
+        The row's id.
+    """
+    marks = ", ".join(f":{column}" for column in values)
+    return int(
+        connection.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", dict(values)).lastrowid or 0
+    )
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from orchestrator.errors import StoreError
 from orchestrator.records import Deployment
-from orchestrator.store.database import Database, utc_now
+from orchestrator.store.database import Database, insert_row, utc_now
 from orchestrator.store.encoding import storable_text
 
 DeploymentStatus = Literal["intent", "pushed", "unknown", "failed", "reverted", "replaced"]
@@ -52,23 +52,38 @@ class Deployments(Database):
         nonce: str,
         holder: str,
         started_at: str | None = None,
+        check_id: int | None = None,
+        is_forced: bool = False,
     ) -> int:
         """Writes the intent; on disk when this returns, so do it before the first byte goes to the host.
 
         Args:
             variant: its name, or ``baseline``. digest, previous_digest: of the whole set.
             nonce, holder: of the lease.
+            check_id: the offline check of these bytes that went before; None when there was none.
+            is_forced: it was pushed although that check refused it.
 
         Returns:
             The deployment's id.
+
+        Raises:
+            StoreError: there is no such check.
         """
+        written = {
+            "host": host,
+            "target": target,
+            "variant": variant,
+            "digest": digest,
+            "previous_digest": previous_digest,
+            "status": "intent",
+            "nonce": nonce,
+            "holder": storable_text(holder),
+            "started_at": started_at or utc_now(),
+            "check_id": check_id,
+            "is_forced": int(is_forced),
+        }
         with self._transaction() as connection:
-            cursor = connection.execute(
-                "INSERT INTO deployments (host, target, variant, digest, previous_digest, status, nonce, holder,"
-                " started_at) VALUES (?, ?, ?, ?, ?, 'intent', ?, ?, ?)",
-                (host, target, variant, digest, previous_digest, nonce, storable_text(holder), started_at or utc_now()),
-            )
-            return int(cursor.lastrowid or 0)
+            return insert_row(connection, "deployments", written)
 
     def end_deployment(
         self,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+from orchestrator.store.check_tables import create_checks
 from orchestrator.version import VERSION
 
 if TYPE_CHECKING:
@@ -406,6 +407,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(2, "host log: observations, deployments", _create_host_log),
     Migration(3, "measurements: environments, trials, loads, requests, metrics", _create_measurements),
     Migration(4, "views: results, drift", _create_views),
+    Migration(5, "checks: compiled kernels, checks, their configs; deployments name their check", create_checks),
 )
 
 SCHEMA_VERSION = MIGRATIONS[-1].number

@@ -77,6 +77,20 @@ class Reading(Database):
         )
         return [replace(TrialSummary(*row), reasons=texts_from_json(row[6])) for row in rows]
 
+    def latest_facts(self, host: str, target: str | None = None) -> dict[str, str | int | float | None]:
+        """The newest facts recorded on a host; empty when no engine was ever ready there.
+
+        Args:
+            target: its own newest start there counts before any other target's, for two targets of one host may have
+                two engines, each with its own Triton.
+        """
+        row = self._row(
+            "SELECT facts FROM trials JOIN environments ON environments.id = environment_id WHERE host = ?1"
+            " ORDER BY target IS ?2 DESC, trials.id DESC LIMIT 1",
+            (host, target),
+        )
+        return {} if row is None else dict(json.loads(row[0]))
+
     def measurements(
         self, target: str, workload: str, metric: str = PRIMARY_METRIC, *, digest: str
     ) -> list[Measurement]:

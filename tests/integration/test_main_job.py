@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import provenance
 from orchestrator.demo.ssh_host import find_sshd
+from orchestrator.errors import RemoteCommandError
 from orchestrator.records import digest_of, manifest_digest, short
 from tests.support.cli_project import Ran
 from tests.support.ssh_project import CHECKOUT, ROWS, RunningOrch, SshProject, pids_of, query
@@ -135,6 +137,36 @@ def test_several_files_are_pushed_proved_and_restored_together(project: SshProje
     assert [project.identity(path) for path in (project.live, project.rows)] == before
     assert project.traces == []
     assert project.host_pids() == []
+
+
+def test_what_triton_compiled_is_on_record(project: SshProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start keeps every form in the cache that its engine really used; where that fails it is still good."""
+    cache = project.site / "cache that a launcher chose"
+    for key, num_warps in (("A", 4), ("B", 8)):
+        (cache / key).mkdir(parents=True)
+        (cache / key / "fast_kernel.ttir").write_text("module {}")
+        (cache / key / "fast_kernel.json").write_text(json.dumps({"name": "fast_kernel", "num_warps": num_warps}))
+    launcher = ["/bin/sh", "-c", 'TRITON_CACHE_DIR=$0 exec "$@"', str(cache), sys.executable, "-m", "serving_engine"]
+    command = [*launcher, "--port", str(project.port), "--module", "kernels.fast"]
+    project.write_inventory(engine={"command": command})
+    project.done("pull")
+    project.done("bench", "--concurrency", "1")
+    monkeypatch.setattr(provenance, "triton_cache", refuse)
+    project.done("bench", "--concurrency", "1")
+    forms = project.query("select trial_id, cache_key, num_warps, digest from compiled_kernels order by cache_key")
+    assert [tuple(form.values()) for form in forms] == [
+        (1, key, num_warps, project.digest_of("baseline")) for key, num_warps in (("A", 4), ("B", 8))
+    ]
+    assert project.query("select content from artifacts join compiled_kernels on ttir_digest = artifacts.digest") == [
+        {"content": b"module {}"}
+    ] * len(forms)
+    kept = project.query("select status, json_array_length(triton_kernels) as n_kernels from trials order by id")
+    assert [tuple(trial.values()) for trial in kept] == [("ok", 2), ("ok", None)]
+
+
+def refuse(*_: object) -> None:
+    """Stands for a host that does not answer just then."""
+    raise RemoteCommandError("gpu-a: could not read the Triton cache")
 
 
 @pytest.mark.kernel

@@ -1,0 +1,74 @@
+"""Further values of num_stages as jobs of their own, and one answer made of a job and its probes.
+
+A probe runs beside its job where a worker is free, before anybody knows whether it will be needed; one that is not
+needed any more is not started, or ended. Starts nothing itself: ``pool`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from . import facts
+
+Answer = dict[str, Any]
+
+
+class Probes:
+    """The compile jobs of a request, taken apart and put together again.
+
+    Args:
+        asked: as the request has them; ``also_stages`` may be missing.
+    """
+
+    def __init__(self, asked: Iterable[Mapping[str, Any]]) -> None:
+        self._asked = list(asked)
+        self._values: dict[Any, list[int]] = {job["id"]: list(job.get("also_stages") or ()) for job in self._asked}
+        self._main: dict[Any, Answer] = {}
+        self._found: dict[Any, dict[int, Answer]] = {job["id"]: {} for job in self._asked}
+        self._told: set[Any] = set()
+
+    def jobs(self) -> Iterator[dict[str, Any]]:
+        """Every job first, then the probes: the lowest value of each job before the next one."""
+        yield from ({**job, "of": job["id"], "also_stages": []} for job in self._asked)
+        for rank in range(max(map(len, self._values.values()), default=0)):
+            for job in self._asked:
+                if rank < len(self._values[job["id"]]):
+                    value = self._values[job["id"]][rank]
+                    yield {**job, "do": "probe", "of": job["id"], "id": f"{job['id']}-{value}", "num_stages": value}
+
+    def is_wanted(self, job: Mapping[str, Any]) -> bool:
+        """Whether a job of ``jobs`` can still change an answer."""
+        return job["do"] != "probe" or (job["of"] not in self._told and job["num_stages"] in self._open(job["of"]))
+
+    def _open(self, of: Any) -> list[int]:
+        """The values that may have to be looked at, in order, the last one perhaps found already."""
+        main = self._main.get(of)
+        if main is None:
+            return self._values[of]
+        if main["error"] is not None or "buffers" not in main:
+            return []
+        n_main = facts.n_in_flight(main["buffers"])
+        for rank, value in enumerate(self._values[of]):
+            found = self._found[of].get(value)
+            if found is None:
+                continue
+            if found["error"] is not None:
+                return self._values[of][:rank]
+            if facts.n_in_flight(found["buffers"]) > n_main:
+                return self._values[of][: rank + 1]
+        return self._values[of]
+
+    def take(self, job: Mapping[str, Any], answer: Answer) -> Answer | None:
+        """Takes the answer of a job of ``jobs``; gives that of the request's job, once it is complete."""
+        of = job["of"]
+        if job["do"] == "probe":
+            self._found[of][job["num_stages"]] = answer
+        else:
+            self._main[of] = answer
+        wanted = self._open(of)
+        if of in self._told or of not in self._main or not all(value in self._found[of] for value in wanted):
+            return None
+        self._told.add(of)
+        stages = {str(value): self._found[of][value]["buffers"] for value in wanted}
+        return {**self._main[of], "stages_buffers": stages} if "buffers" in self._main[of] else self._main[of]
