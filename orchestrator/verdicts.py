@@ -285,7 +285,7 @@ class Verdict:
             ``cannot-launch``: no config of it can launch on some architecture asked. ``not-checked``: see ``caveats``.
         source: where the compiled text came from; None when nothing was compiled.
         triton_version: that compiled. host_triton_version: of the host, where it is recorded.
-        n_configs: entries of the variant's autotune list; None when that cannot be told.
+        n_configs: entries of the variant's autotune list; None when that cannot be told. n_baseline_configs: likewise.
         configs: of the variant, one for each entry and architecture. baseline_configs: those of the baseline that
             were compiled to compare with, or are known from before.
         sentences: each is true. caveats: what the reader must know of the check itself.
@@ -302,6 +302,7 @@ class Verdict:
     triton_version: str | None
     host_triton_version: str | None
     n_configs: int | None
+    n_baseline_configs: int | None
     configs: tuple[ConfigReport, ...]
     baseline_configs: tuple[ConfigReport, ...]
     sentences: tuple[Sentence, ...]

@@ -59,6 +59,27 @@ def test_a_constant_that_is_no_tile_size_is_not_guessed() -> None:
     assert forms_of([cached((16,), 16)], [config(True), config(False)]) == {}
 
 
+def block(block_h: int, block_t: int = 16, num_warps: int = 4) -> KernelConfig:
+    """A config with two tile sizes."""
+    return KernelConfig(constants={"BLOCK_H": block_h, "BLOCK_T": block_t}, num_warps=num_warps, num_stages=2)
+
+
+def test_a_size_that_two_knobs_share_tells_nothing() -> None:
+    """A block of 32 heads has the range of 16 too, of its tokens: it is not taken for the block of 16 heads."""
+    narrow, wide, other = cached((16, 512), 16), cached((16, 32, 512), 16), cached((16, 32, 512), 16, num_warps=8)
+    configs = [block(16), block(32), block(32, num_warps=8)]
+    found = forms_of([wide, narrow], configs)
+    assert {key: texts(forms) for key, forms in found.items()} == {constants_key(block(16)): [narrow.ttir]}
+    found = forms_of([wide, narrow, other], configs)
+    assert texts(found[constants_key(block(32))]) == [other.ttir]
+
+
+def test_a_knob_that_is_no_tile_size_does_not_pass_for_one() -> None:
+    """Two numbers of splits, one of them equal to a fixed range: one config would have both forms, so neither has."""
+    forms = [cached((16, 512), 64, note=note) for note in ("%splits16", "%splits32")]
+    assert forms_of(forms, [config(16), config(32)]) == {}
+
+
 def test_a_form_serves_every_launch_option() -> None:
     """The key has no num_warps and num_stages: these are what a variant may change."""
     found = forms_of([cached((16,), 16)], [config(16)])

@@ -200,9 +200,9 @@ def test_what_num_stages_3_really_changes() -> None:
     """One tile stays in flight, as with 2; what changes is a small buffer of the index; 5 is the first with two."""
     texts, _ = judged(seed_report(0, 3), baseline_reports=SEED)
     assert texts == [
-        "stages-keep-buffers: num_stages=3 keeps one KV buffer (16×512 fp8e4nv, 8,192 B), as num_stages=2 does; 5 is "
-        "the first with two; what changes is one more small buffer (16 i32, 64 B), which lets the index load start "
-        "earlier"
+        "stages-keep-buffers: num_stages=3 keeps one buffer for the largest load (16×512 fp8e4nv, 8,192 B), as "
+        "num_stages=2 does; 5 is the first with two; what changes is one more small buffer (16 i32, 64 B), which lets "
+        "the index load start earlier"
     ]
 
 
@@ -217,11 +217,12 @@ def test_more_tiles_than_before_and_fewer_than_the_number_says() -> None:
     tile = "16×512 fp8e4nv, 8,192 B each"
     texts, _ = judged(seed_report(0, 5), baseline_reports=SEED)
     assert texts == [
-        f"stages-keep-buffers: num_stages=5 keeps two KV buffers ({tile}), where num_stages=2 keeps one; 7 is the "
-        "first with three"
+        f"stages-keep-buffers: num_stages=5 keeps two buffers for the largest load ({tile}), where num_stages=2 keeps "
+        "one; 7 is the first with three"
     ]
     texts, _ = judged(seed_report(0, 7))
-    assert texts == [f"stages-keep-buffers: num_stages=7 keeps three KV buffers ({tile}); no value up to 8 adds one"]
+    kept = f"num_stages=7 keeps three buffers for the largest load ({tile})"
+    assert texts == [f"stages-keep-buffers: {kept}; no value up to 8 adds one"]
 
 
 def test_a_gap_in_the_search_is_not_called_the_first() -> None:
@@ -256,11 +257,12 @@ def test_a_loop_without_a_dot_ignores_num_stages() -> None:
         "no-dot-in-loop: there is no tl.dot in the loop and nothing in it is pipelined, so num_stages does nothing"
     ]
     assert judged(seed_report(0, 2, has_dot_in_loop=False)) == ([], "ok")
-    assert judged(seed_report(0, 3, **idle, has_loop=False)) == ([], "ok")
+    texts, _ = judged(seed_report(0, 3, **idle, has_loop=False))
+    assert texts == ["no-dot-in-loop: there is no loop, so num_stages does nothing"]
     texts, _ = judged(seed_report(0, 3, **(idle | {"has_dot_in_loop": True})))
     assert texts == [
-        "stages-keep-buffers: num_stages=3 keeps no KV buffer, nothing in the loop is pipelined; no value up to 4 "
-        "adds one"
+        "stages-keep-buffers: num_stages=3 keeps no buffer (nothing in the loop is pipelined); no value up to 4 adds "
+        "one"
     ]
 
 

@@ -30,6 +30,7 @@ def verdict(reports: Sequence[ConfigReport], **facts: Any) -> Verdict:
             "triton_version": "3.9.0",
             "host_triton_version": None,
             "n_configs": 1,
+            "n_baseline_configs": 3,
             "configs": tuple(reports),
             "baseline_configs": (),
             "sentences": (),
@@ -57,7 +58,7 @@ def test_a_verdict_beside_its_baseline() -> None:
         "baseline 2  BLOCK_T=32 warps=4 stages=2  110.06       0         0  does not fit",
         "V2          BLOCK_T=16 warps=4 stages=3   60.19       1         4  shared",
         "sm_120: registers, spilled and stack bytes a thread; seconds to compile",
-        "config      regs  spill  stack  KV buffers         tensor cores            took",
+        "config      regs  spill  stack  load buffers       tensor cores            took",
         "----------  ----  -----  -----  -----------------  ----------------------  ----",
         "baseline 0   242      0      0  1× 16×512 fp8e4nv  mma.sync m16n8k16 bf16   1.6",
         "baseline 1   255      0      0  1× 16×512 fp8e4nv  mma.sync m16n8k16 bf16   1.6",
@@ -68,7 +69,7 @@ def test_a_verdict_beside_its_baseline() -> None:
 
 def test_the_baseline_alone_is_shown_once() -> None:
     """It has nothing to stand beside."""
-    lines = drawn(verdict_sheets(verdict(SEED, variant="baseline", baseline_configs=SEED)))
+    lines = drawn(verdict_sheets(verdict(SEED, variant="baseline", n_configs=3, baseline_configs=SEED)))
     assert [line.split("  ")[0] for line in lines[3:6]] == ["baseline 0", "baseline 1", "baseline 2"]
     assert sum(line.startswith("baseline 0") for line in lines) == 2
 
@@ -87,9 +88,16 @@ def test_each_architecture_has_tables_of_its_own() -> None:
 def test_what_is_not_known_is_none() -> None:
     """A config that does not compile has a reason and no numbers; nothing pipelined is said in a word."""
     failed, plain = seed_report(0, 2, error="boom"), seed_report(1, 2, spill_bytes=None, buffers=(), tensor_cores=())
-    fit, code = verdict_sheets(verdict([failed, plain]))
+    fit, code = verdict_sheets(verdict([failed, plain], n_configs=2))
     assert fit.rows[0] == ["V2 0", "BLOCK_T=16 warps=4 stages=2", None, None, None, "does not compile"]
     assert code.rows == [["V2 0", *[None] * 6], ["V2 1", 242, None, 0, "none", "none", "1.6"]]
+
+
+def test_an_instruction_in_two_shapes_is_named_once() -> None:
+    """So that the table stays narrow."""
+    kinds = ("wgmma.mma_async m64n32k16 bf16", "wgmma.mma_async m64n64k16 bf16")
+    _, code = verdict_sheets(verdict([seed_report(0, 2, tensor_cores=kinds)]))
+    assert code.rows[0][5] == "wgmma.mma_async m64n32k16 bf16, m64n64k16 bf16"
 
 
 def test_a_sweep_fits_a_terminal() -> None:
@@ -103,7 +111,7 @@ def test_a_sweep_fits_a_terminal() -> None:
     lines = drawn(sweep_sheets(mark(reports, SEED), sweep), 80)
     assert lines[:6] == [
         "sm_120: 2 of 12 points new; 99.00 KiB of shared memory allowed a block",
-        " #  stages  warps  BLOCK_T  shared KiB  regs  warps/SM  KV bufs  verdict",
+        " #  stages  warps  BLOCK_T  shared KiB  regs  warps/SM  buffers  verdict",
         "--  ------  -----  -------  ----------  ----  --------  -------  ------------",
         " 1       2      4       16       60.12   242         4        1  = baseline",
         " 2       2      4       32      110.06   242         0        1  does not fit",

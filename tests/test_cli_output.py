@@ -16,12 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.check import compiling, environments
 from orchestrator.cli import orch
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress import ProgressLine, describe
 from orchestrator.cli.table import Table, draw, fold, text_width
 from orchestrator.metrics import METRICS
 from orchestrator.records import Progress
+from tests.support.check_project import SEED_CHECK, STAND_IN, check_project
 from tests.support.cli_project import CliProject, Ran, cli_project
 
 ESCAPE = "\x1b"
@@ -149,6 +151,8 @@ COMMANDS_WITH_JSON = (
     *("orch variant diff", "orch variant drop", "orch diff", "orch push", "orch bench", "orch compare"),
     *("orch revert", "orch drift", "orch query"),
 )
+CHECKS_WITH_JSON = ("orch check", "orch check --sweep", "orch check --remote", "orch variant new --from-sweep")
+"""Documents with keys of their own; these need a kernel that can be checked, so another project."""
 
 
 class Story:
@@ -207,15 +211,36 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         yield told
 
 
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
+    """What the checks print with --json; the compile program is a stand-in, and no Triton is needed."""
+    folder = tmp_path_factory.mktemp("checked")
+    (folder / "compiler").mkdir()
+    (folder / "compiler" / "__init__.py").touch()
+    (folder / "compiler" / "__main__.py").write_text(STAND_IN, encoding="utf-8")
+    judging = [sys.executable, "-c", "print('{\"passed\": true}')", "{file}"]
+    settings = {**SEED_CHECK, "reference": judging}
+    with pytest.MonkeyPatch.context() as patch, check_project(folder, check=settings) as project:
+        patch.setattr(compiling, "program_folder", lambda: folder / "compiler")
+        patch.setattr(environments, "own_version", lambda: "3.9.0")
+        ran = {"orch check --sweep": project.done("check", "--sweep", "num_stages=3,4", "--json")}
+        ran["orch variant new --from-sweep"] = project.done("variant", "new", "--from-sweep", "1", "--json")
+        ran["orch check"] = project.done("check", "--variant", "s3", "--json")
+        ran["whole"] = project.orch("check", "--variant", "s3", "--remote", "--json")
+        patch.setattr(environments, "own_version", lambda: None)
+        ran["orch check --remote"] = project.orch("check", "--variant", "s3", "--remote", "--json")
+        yield ran
+
+
 def documented() -> dict[str, Any]:
     """The example of each command in docs/json.md."""
     text = (Path(__file__).parents[1] / "docs" / "json.md").read_text(encoding="utf-8")
-    sections = re.findall(r"^## (orch [a-z ]+)$.*?^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    sections = re.findall(r"^## (orch [a-z -]+)$.*?^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return {name: json.loads(example) for name, example in sections}
 
 
-BY_NAME = ("settings", "unreadable", "unreadable_variants", "metrics")
-"""Objects whose keys are names of the user or of metrics.py."""
+BY_NAME = ("settings", "unreadable", "unreadable_variants", "metrics", "constants", "swept", "stages_buffers", "report")
+"""Objects whose keys are names of the user, of metrics.py or of another program."""
 
 
 def disagreements(real: Any, example: Any, where: str = "document") -> list[str]:
@@ -240,6 +265,20 @@ def test_json_has_the_documented_keys(story: Story, name: str) -> None:
     """--json prints one document, alone on standard output, with exactly the keys of docs/json.md."""
     document = story.ran[name].document
     assert disagreements(document, documented()[name]) == []
+
+
+@pytest.mark.parametrize("name", CHECKS_WITH_JSON)
+def test_the_json_of_a_check_has_the_documented_keys(checked: dict[str, Ran], name: str) -> None:
+    """The documents of a check, a grid, a trial on the host and variants of a grid have the keys of docs/json.md."""
+    assert disagreements(checked[name].document, documented()[name]) == []
+
+
+def test_a_remote_check_has_the_document_of_both(checked: dict[str, Ran]) -> None:
+    """With --remote the document of the offline check is whole, and has one key more."""
+    whole = checked["whole"].document
+    assert disagreements(whole.pop("remote"), documented()["orch check --remote"]["remote"]) == []
+    assert disagreements(whole, documented()["orch check"]) == []
+    assert (whole["configs"][0]["num_stages"], len(whole["baseline_configs"])) == (3, 1)
 
 
 @pytest.mark.integration
@@ -271,7 +310,8 @@ def test_every_json_command_is_documented() -> None:
         for child_name, child in children:
             if any(parameter.name == "is_json" for parameter in child.params):
                 speaking.add(f"orch {name} {child_name}".strip())
-    assert set(documented()) == speaking == set(COMMANDS_WITH_JSON)
+    assert {name.partition(" --")[0] for name in documented()} == speaking
+    assert set(documented()) == {*COMMANDS_WITH_JSON, *CHECKS_WITH_JSON}
 
 
 @pytest.mark.integration

@@ -11,18 +11,23 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import pytest
+from ruamel.yaml import YAML
 
 from orchestrator import inventory
+from orchestrator.check.arguments import signature
+from orchestrator.check.gpus import limits_of
+from orchestrator.check.lift import lift
 from orchestrator.cli import orch
 from orchestrator.errors import OrchError
 from orchestrator.inventory.shapes import TargetEntry
 from orchestrator.metrics import METRICS
-from orchestrator.records import CheckSettings, Engine, Host, Workload, short
+from orchestrator.records import CheckSettings, Engine, Host, SourceFile, Workload, short
 from orchestrator.store import Store
+from orchestrator.verdicts import SentenceKind
 from tests.support import store_records
 
 ROOT = Path(__file__).parents[1]
@@ -271,12 +276,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-SQL = fenced(text_of("database.md"), "sql")
+SQL = fenced(text_of("database.md"), "sql") + fenced(text_of("check.md"), "sql")
 
 
 @pytest.mark.parametrize("number", range(len(SQL)))
 def test_every_sql_example_runs(number: int, tmp_path: Path) -> None:
-    """Each SQL block of docs/database.md is understood by an empty results.db."""
+    """Each SQL block of docs/database.md and docs/check.md is understood by an empty results.db."""
     with Store.open(tmp_path / "results.db") as empty:
         columns, found = empty.query(SQL[number])
     assert columns and not found
@@ -309,6 +314,42 @@ def test_every_table_is_described(store: Store) -> None:
     _, found = store.query("select name from sqlite_master where type = 'table' and name not like 'sqlite_%'")
     table = rows(section(text_of("database.md"), "Tables"))
     assert {word for row in table for word in code_words(row[0])} == {name for (name,) in found}
+
+
+# ---- the check
+
+
+def test_the_example_of_arguments_fits_the_kernel_of_this_project() -> None:
+    """What docs/check.md tells orch of the kernel in kernel/ is all that its signature lacks."""
+    (example,) = fenced(text_of("check.md"), "yaml")
+    told = YAML(typ="safe").load(example)["check"]
+    path = ROOT / "kernel" / "sparse_mla_decode.py"
+    lifted = lift([SourceFile.of(path.name, path.read_bytes())], "sparse_mla_decode_kernel", modules={})
+    found = signature(lifted, told["arguments"], given_by_config=["BLOCK_T"], target="sparse_mla")
+    assert [*found.types] == [parameter.name for parameter in lifted.parameters]
+    assert set(told) <= {field.name for field in dataclasses.fields(CheckSettings)}
+
+
+def test_every_kind_of_sentence_is_explained() -> None:
+    """docs/check.md says of every kind of sentence when it appears and what to do."""
+    table = [row for row in rows(section(text_of("check.md"), "What the sentences mean")) if row[0].startswith("`")]
+    assert {row[0].strip("`") for row in table} == set(get_args(SentenceKind))
+    assert all(len(row) == 4 and all(row) for row in table)
+
+
+def test_the_limits_of_architectures_are_those_of_the_program() -> None:
+    """docs/check.md has every architecture of ``gpus.py`` with its limits."""
+    described = {}
+    for names, *cells in rows(section(text_of("check.md"), "Architectures and limits"))[1:]:
+        numbers = tuple(int(cell.replace(",", "")) for cell in cells[:4])
+        described.update({int(name.removeprefix("sm_")): numbers for name in code_words(names)})
+    limits = {arch: limits_of(arch) for arch in range(50, 200)}
+    known = {
+        arch: (one.shared_limit_bytes, one.shared_per_sm_bytes, one.warps_per_sm, one.blocks_per_sm)
+        for arch, one in limits.items()
+        if one is not None
+    }
+    assert described == known
 
 
 # ---- what is measured, and where things are

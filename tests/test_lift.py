@@ -271,7 +271,8 @@ def test_a_list_that_cannot_be_computed_leaves_the_kernel_whole() -> None:
     )
     found = lifted(text)
     defined = run(found.listing.text)
-    assert found.imports == () and callable(defined["kernel"]) and "_orch_configs" not in defined
+    assert (found.imports, found.list_imports) == ((), ("nowhere_at_all",))
+    assert callable(defined["kernel"]) and "_orch_configs" not in defined
     assert defined["_orch_configs_error"] == "ModuleNotFoundError: No module named 'nowhere_at_all'"
     assert defined["_orch_key"] == ["n"]
 

@@ -188,12 +188,16 @@ def test_a_bad_answer_is_never_called_good(faulty: Any, mode: str) -> None:
 
 
 def test_an_engine_that_dies_ends_the_load_early(tmp_path: Path) -> None:
-    """When the server is gone the load stops at as many failures as its concurrency; the rest is told as not sent."""
+    """When the server is gone the load stops at as many failures as its concurrency; the rest is told as not sent.
+
+    The other request that is under way just then may fail by itself as well, before it is cut short.
+    """
     with running_stub("--ttft-ms", 2, "--itl-ms", 2, faults=["2=die:3"]) as stub:
         result = result_of(tmp_path, spec_of(tmp_path, stub.url, n_requests=40))
     errors = [one["error"] for one in result["requests"] if one["error"] is not None]
     assert not result["complete"] and result["stopped_by"] == "failed requests: 2"
-    assert sum(error.startswith(("cut answer", "connection closed", "could not connect")) for error in errors) == 2
+    n_failed = sum(error.startswith(("cut answer", "connection closed", "could not connect")) for error in errors)
+    assert n_failed in (2, 3)
     assert errors[-1] == "not sent: failed requests: 2"
 
 

@@ -80,6 +80,7 @@ def verdict(*configs: ConfigReport, file: SourceFile = make.FASTER, variant: str
         triton_version="3.9.0",
         host_triton_version="3.5.1",
         n_configs=len(configs),
+        n_baseline_configs=1,
         configs=configs,
         baseline_configs=(),
         sentences=(),

@@ -53,12 +53,13 @@ def perform(job: Mapping[str, Any], source: PlacedSource, log: Path) -> dict[str
 
 
 def describe(_: Mapping[str, Any], source: PlacedSource) -> dict[str, Any]:
-    """The autotune list and its key, where the source has them."""
+    """The autotune list and its key, where the source has them; why the list could not be computed."""
     if source.is_ttir:
         return {"configs": None, "key": None}
     module = sources.load(source.path)
     sources.kernel_of(module, source.kernel)
-    return {"configs": sources.configs_of(module), "key": sources.key_of(module)}
+    configs, key = sources.configs_of(module), sources.key_of(module)
+    return {"configs": configs, "key": key, "error": sources.list_error(module)}
 
 
 def compile_one(job: Mapping[str, Any], source: PlacedSource) -> dict[str, Any]:

@@ -19,20 +19,29 @@ class Probes:
 
     Args:
         asked: as the request has them; ``also_stages`` may be missing.
+        n_together: so many jobs come before the first probe.
     """
 
-    def __init__(self, asked: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, asked: Iterable[Mapping[str, Any]], *, n_together: int) -> None:
         self._asked = list(asked)
+        self._n_together = n_together
         self._values: dict[Any, list[int]] = {job["id"]: list(job.get("also_stages") or ()) for job in self._asked}
         self._main: dict[Any, Answer] = {}
         self._found: dict[Any, dict[int, Answer]] = {job["id"]: {} for job in self._asked}
         self._told: set[Any] = set()
 
     def jobs(self) -> Iterator[dict[str, Any]]:
-        """Every job first, then the probes: the lowest value of each job before the next one."""
-        yield from ({**job, "of": job["id"], "also_stages": []} for job in self._asked)
-        for rank in range(max(map(len, self._values.values()), default=0)):
-            for job in self._asked:
+        """A few jobs, then their probes: the lowest value of each job before the next one; then the next few.
+
+        Were all jobs first, a long list would have its first whole answer when it is nearly through.
+        """
+        for i in range(0, len(self._asked), self._n_together):
+            yield from self._jobs_of(self._asked[i : i + self._n_together])
+
+    def _jobs_of(self, asked: list[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        yield from ({**job, "of": job["id"], "also_stages": []} for job in asked)
+        for rank in range(max((len(self._values[job["id"]]) for job in asked), default=0)):
+            for job in asked:
                 if rank < len(self._values[job["id"]]):
                     value = self._values[job["id"]][rank]
                     yield {**job, "do": "probe", "of": job["id"], "id": f"{job['id']}-{value}", "num_stages": value}

@@ -56,7 +56,7 @@ def main() -> int:
         )
         try:
             _say(answers, {"event": "ready", "triton_version": triton_version})
-            probes = Probes(asked)
+            probes = Probes(asked, n_together=2 * max(1, n_workers))
             with contextlib.closing(pool.run(probes.jobs(), probes.is_wanted)) as results:
                 for job, part in results:
                     whole = probes.take(job, part)

@@ -120,6 +120,12 @@ def key_of(module: ModuleType) -> list[str] | None:
     return None if key is None else [str(name) for name in key]
 
 
+def list_error(module: ModuleType) -> str | None:
+    """Why the module could not compute its autotune list; None when it could, or has none."""
+    error = getattr(module, "_orch_configs_error", None)
+    return None if error is None else one_line(str(error))
+
+
 def _written_config(config: Any) -> dict[str, Any]:
     return {
         "constants": {name: _written(name, value) for name, value in config.kwargs.items()},

@@ -30,7 +30,9 @@ def knob_findings(reports: Sequence[ConfigReport], baseline: Sequence[ConfigRepo
 
 
 def _no_dot_findings(reports: Sequence[ConfigReport]) -> Iterator[Finding]:
-    if reports and all(_has_idle_loop(report.compiled) for report in reports):
+    if reports and all(report.compiled.has_loop is False for report in reports):
+        yield Finding("no-dot-in-loop", "there is no loop, so num_stages does nothing")
+    elif reports and all(_has_idle_loop(report.compiled) for report in reports):
         text = "there is no tl.dot in the loop and nothing in it is pipelined, so num_stages does nothing"
         yield Finding("no-dot-in-loop", text)
 
@@ -75,10 +77,9 @@ def _stages_findings(report: ConfigReport, twin: ConfigReport | None) -> Iterato
 
 def _tiles(compiled: CompiledKernel, n_kept: int) -> str:
     if n_kept == 0:
-        return "no KV buffer, nothing in the loop is pipelined"
-    noun = "KV buffer" if n_kept == 1 else "KV buffers"
-    each = "" if n_kept == 1 else " each"
-    return f"{counted(n_kept)} {noun} ({_load(_largest(compiled.buffers))}{each})"
+        return "no buffer (nothing in the loop is pipelined)"
+    noun, each = ("buffer", "") if n_kept == 1 else ("buffers", " each")
+    return f"{counted(n_kept)} {noun} for the largest load ({_load(_largest(compiled.buffers))}{each})"
 
 
 def _largest(buffers: Sequence[PipelinedBuffer]) -> PipelinedBuffer:
@@ -134,9 +135,10 @@ def _counts(buffers: Sequence[PipelinedBuffer]) -> dict[str, int]:
 
 
 def _nearest(report: ConfigReport, baseline: Sequence[ConfigReport]) -> ConfigReport | None:
-    """The baseline's config with the same meta-parameters and, if there is one, the same num_stages; else its first."""
+    """The baseline's config with the same meta-parameters and, where there are some, num_stages and num_warps."""
     same = [one for one in baseline if dict(one.config.constants) == dict(report.config.constants)]
-    same.sort(key=lambda one: one.config.num_stages != report.config.num_stages)
+    now = report.config
+    same.sort(key=lambda one: (one.config.num_stages != now.num_stages, one.config.num_warps != now.num_warps))
     return next(iter(same or baseline), None)
 
 

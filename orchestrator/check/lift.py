@@ -59,6 +59,7 @@ class Lifted:
         heuristics: constexprs that ``@triton.heuristics`` computes at launch, as far as its names can be read.
         dropped_decorators: names of decorators that are neither Triton's jit, autotune nor heuristics.
         imports: dotted modules beyond Triton and the standard library that the text cannot do without.
+        list_imports: likewise, what the autotune list asks beside.
     """
 
     source: KernelSource
@@ -69,6 +70,7 @@ class Lifted:
     heuristics: tuple[str, ...] = ()
     dropped_decorators: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    list_imports: tuple[str, ...] = ()
 
 
 def lift(files: Sequence[SourceFile], kernel: str, *, modules: Mapping[str, str | None]) -> Lifted:
@@ -92,15 +94,17 @@ def lift(files: Sequence[SourceFile], kernel: str, *, modules: Mapping[str, str 
     closure = Closure(parsed, home)
     kernel_selection = closure.of_part(home, part)
     lines = _header(home) + kernel_selection.lines()
+    tuning, list_selections = _tuning(closure, home, autotune)
     return Lifted(
         source=_source(function.name, lines),
-        listing=_source(function.name, [*lines, *_tuning(closure, home, autotune)]),
+        listing=_source(function.name, [*lines, *tuning]),
         parameters=tuple(_parameters(function, jit)),
         line=function.lineno,
         has_autotune=autotune is not None,
         heuristics=tuple(_heuristics(home, decorators)),
         dropped_decorators=tuple(_dropped(home, decorators)),
         imports=tuple(_foreign_imports(kernel_selection)),
+        list_imports=tuple(dotted for selection in list_selections for dotted in _foreign_imports(selection)),
     )
 
 
@@ -259,21 +263,24 @@ def _dropped(module: Module, decorators: Sequence[ast.expr]) -> Iterator[str]:
 # ---- the autotune list
 
 
-def _tuning(closure: Closure, home: Module, autotune: ast.Call | None) -> Iterator[str]:
-    """The lines that give ``_orch_key`` and ``_orch_configs``, guarded where they could fail."""
+def _tuning(closure: Closure, home: Module, autotune: ast.Call | None) -> tuple[list[str], list[Selection]]:
+    """The lines that give ``_orch_configs`` and ``_orch_key``, guarded where they could fail, and what they need."""
+    text: list[str] = []
+    selections: list[Selection] = []
     for position, (name, argument) in enumerate([("_orch_configs", "configs"), ("_orch_key", "key")]):
         expression = None if autotune is None else _argument(autotune, argument, position)
         if expression is None:
             continue
         expression = _WithoutHooks().visit(expression)
         selection = closure.of_names(home, names_used(ast.Expr(expression)))
+        selections.append(selection)
         lines = [*selection.lines(), f"{name} = {ast.unparse(expression)}"]
         if _is_literal(expression):
-            yield from lines
+            text += lines
             continue
-        yield "try:"
-        yield from (f"    {line}" for line in "\n".join(lines).splitlines())
-        yield f"except Exception as error:\n    {name}_error = f'{{type(error).__name__}}: {{error}}'"
+        text += ["try:", *(f"    {line}" for line in "\n".join(lines).splitlines())]
+        text.append(f"except Exception as error:\n    {name}_error = f'{{type(error).__name__}}: {{error}}'")
+    return text, selections
 
 
 def _argument(call: ast.Call, name: str, position: int) -> ast.expr | None:

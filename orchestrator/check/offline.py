@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from typing import TypeVar
 
 from orchestrator.check import supply
 from orchestrator.check.compiling import Compiler, Described
@@ -21,7 +22,7 @@ from orchestrator.check.plain_list import read_plain_list
 from orchestrator.check.supply import Kernel, Supply
 from orchestrator.check.sweep import LAUNCH_KNOBS, SweepRow, expand, mark, parse_sweep
 from orchestrator.errors import CheckError, UsageError
-from orchestrator.records import Change, SourceFile, Target
+from orchestrator.records import Change, SourceFile, Target, digest_of
 from orchestrator.verdicts import (
     CachedKernel,
     CompiledKernel,
@@ -36,6 +37,8 @@ from orchestrator.verdicts import (
 
 DEEPEST_STAGES = 8
 """num_stages is probed up to this for the next value that keeps one more buffer."""
+
+_Answer = TypeVar("_Answer", bound=CompiledKernel | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +127,7 @@ def check_offline(question: Question, compiler: Compiler) -> Verdict:
         triton_version=compiler.environment.version,
         host_triton_version=question.host_triton_version,
         n_configs=len(configs),
+        n_baseline_configs=None if base.configs is None else len(base.configs),
         configs=reports,
         baseline_configs=_with_known(question, chosen, base, base_reports, compiler),
         sentences=sentences,
@@ -144,9 +148,11 @@ def sweep_offline(question: Question, words: Sequence[str], compiler: Compiler) 
     own, base = _kernels(question, compiler)
     first = _configs_of(question, own)[0]
     parameters = [parameter.name for parameter in own.lifted.parameters if parameter.is_constexpr]
-    settable = [*LAUNCH_KNOBS, *first.constants]
+    settable = [*LAUNCH_KNOBS, *first.constants] if own.lifted.has_autotune else []
     swept = parse_sweep(words, dict.fromkeys([*first.constants, *parameters]))
     points = expand(first, swept)
+    unsettable = tuple(name for name in swept if name not in settable)
+    base = _launched(base, question.target, unsettable)
     chosen = _chosen(question, own, base, points, compiler)
     jobs = _jobs(chosen, own, points, question.archs)
     base_jobs = _base_jobs(question, chosen, base, points)
@@ -162,7 +168,7 @@ def sweep_offline(question: Question, words: Sequence[str], compiler: Compiler) 
         triton_version=compiler.environment.version,
         host_triton_version=question.host_triton_version,
         swept=swept,
-        unsettable=tuple(name for name in swept if name not in settable),
+        unsettable=unsettable,
         rows=mark(reports, base_reports),
         caveats=_caveats(question, chosen, own),
         checked_at=_now(),
@@ -177,21 +183,22 @@ def _kernels(question: Question, compiler: Compiler) -> tuple[Kernel, Kernel]:
     modules = {file.name: file.module for file in question.target.files}
     own = lift(question.files, question.target.kernel, modules=modules)
     base = own if question.is_baseline else lift(question.base_files, question.target.kernel, modules=modules)
-    listings = list({lifted.listing.digest: lifted.listing for lifted in (own, base)}.values())
+    listings = list({lifted.listing.digest: lifted.listing for lifted in (own, base) if lifted.has_autotune}.values())
     plain = {listing.digest: read_plain_list(listing) for listing in listings}
     computed = [listing for listing in listings if plain[listing.digest] is None]
     described = dict(zip((one.digest for one in computed), compiler.describe(computed), strict=True))
     for digest, read in plain.items():
         if read is not None:
             described[digest] = Described(*read, None)
-    first, second = (_kernel(question, lifted, described[lifted.listing.digest]) for lifted in (own, base))
+    without = Described(None, None, None)
+    first, second = (_kernel(question, lifted, described.get(lifted.listing.digest, without)) for lifted in (own, base))
     return first, second
 
 
 def _kernel(question: Question, lifted: Lifted, described: Described) -> Kernel:
-    if described.configs or lifted.has_autotune:
+    if lifted.has_autotune:
         configs = described.configs if described.configs != () else (launch_default(),)
-        return Kernel(lifted, configs, described.key)
+        return Kernel(lifted, configs, described.key, described.error)
     return Kernel(lifted, (supply.launched_config(question.target),), None)
 
 
@@ -202,11 +209,20 @@ def launch_default() -> KernelConfig:
 
 def _configs_of(question: Question, kernel: Kernel) -> tuple[KernelConfig, ...]:
     if kernel.configs is None:
+        which, why = f"{question.variant} ({question.target.kernel})", kernel.why_no_configs
         raise CheckError(
-            f"the autotune list of {question.variant} ({question.target.kernel}) cannot be computed on this machine",
-            next_step="force one config, which is a plain list: `orch variant new NAME --set num_stages=3`",
+            f"the autotune list of {which} cannot be computed on this machine{f' ({why})' if why else ''}",
+            next_step="force one config: `orch variant new NAME --set num_stages=3` names the knobs that it needs too",
         )
     return kernel.configs
+
+
+def _launched(kernel: Kernel, target: Target, names: Sequence[str]) -> Kernel:
+    """A kernel whose configs also have the values that its launcher gives these names, as the inventory says."""
+    arguments = supply.compile_arguments(target)
+    given = {name: arguments[name] for name in names if name in arguments}
+    configs = kernel.configs and tuple(replace(one, constants={**given, **one.constants}) for one in kernel.configs)
+    return replace(kernel, configs=configs)
 
 
 # ---- what is compiled
@@ -257,7 +273,31 @@ def _base_jobs(
 
 
 def _reports(jobs: Sequence[tuple[int, CompileJob]], compiled: Sequence[CompiledKernel]) -> tuple[ConfigReport, ...]:
-    return tuple(_report(i, answer) for (i, _), answer in zip(jobs, compiled, strict=True))
+    return tuple(_report(i, _whole(forms)) for (i, _), forms in _by_config(jobs, compiled).items())
+
+
+def _by_config(
+    jobs: Sequence[tuple[int, CompileJob]], answers: Sequence[_Answer]
+) -> dict[tuple[int, int], list[_Answer]]:
+    """The answers by index of the config and architecture: one each, or one for each of the host's forms."""
+    found: dict[tuple[int, int], list[_Answer]] = {}
+    for (i, job), answer in zip(jobs, answers, strict=True):
+        found.setdefault((i, job.arch), []).append(answer)
+    return found
+
+
+def _whole(forms: Sequence[CompiledKernel]) -> CompiledKernel:
+    """Several forms of one config as one: what the most demanding needs; the same binary only where all are."""
+    failed = next((form for form in forms if form.error is not None), None)
+    if len(forms) == 1 or failed is not None:
+        return failed or forms[0]
+    most = max(forms, key=lambda form: (form.shared_bytes or 0, form.n_registers or 0, form.spill_bytes or 0))
+    binaries = sorted({str(form.binary_digest) for form in forms})
+    return replace(
+        most,
+        binary_digest=binaries[0] if len(binaries) == 1 else digest_of("\n".join(binaries).encode()),
+        is_cached=all(form.is_cached for form in forms),
+    )
 
 
 def _report(i: int, compiled: CompiledKernel) -> ConfigReport:
@@ -273,12 +313,12 @@ def _with_known(
         return ()
     jobs = _jobs(chosen, base, base.configs or (), question.archs)
     known = compiler.known([job for _, job in jobs])
-    here = {(report.index, report.compiled.job.arch, report.compiled.job.source.digest) for report in reports}
-    more = [
-        _report(i, answer)
-        for (i, job), answer in zip(jobs, known, strict=True)
-        if answer is not None and (i, job.arch, job.source.digest) not in here
-    ]
+    here = {(report.index, report.arch) for report in reports}
+    more = []
+    for place, answers in _by_config(jobs, known).items():
+        forms = [answer for answer in answers if answer is not None]
+        if place not in here and len(forms) == len(answers):
+            more.append(_report(place[0], _whole(forms)))
     return tuple(sorted((*reports, *more), key=lambda report: (report.arch, report.index)))
 
 
@@ -322,9 +362,21 @@ def _caveats(question: Question, chosen: Supply, own: Kernel) -> tuple[str, ...]
     found = list(question.caveats)
     if chosen.note:
         found.append(chosen.note)
+    most = max(map(len, chosen.forms.values()), default=0)
+    if most > 1:
+        found.append(f"the engine's Triton compiled up to {most} forms of one config: the one that needs most is shown")
     unknown = [arch_name(arch) for arch in question.archs if limits_of(arch) is None]
     if unknown:
         found.append(f"the limits of {', '.join(unknown)} are not known here: whether it fits cannot be told")
+    if own.lifted.list_imports:
+        names = ", ".join(dict.fromkeys(dotted.split(".")[0] for dotted in own.lifted.list_imports))
+        found.append(f"the autotune list is what {names} makes of it on this machine; the host's may differ")
+    guessed = [] if own.lifted.has_autotune else supply.guessed_options(question.target)
+    if guessed:
+        found.append(
+            f"{' and '.join(guessed)} {'is' if len(guessed) == 1 else 'are'} Triton's own: the kernel has no "
+            "autotune list, and check.arguments does not say what its launcher passes"
+        )
     if chosen.kind == "source" and own.lifted.dropped_decorators:
         names = ", ".join(own.lifted.dropped_decorators)
         found.append(f"compiled without the kernel's decorators {names}, which are not Triton's")

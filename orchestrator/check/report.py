@@ -48,8 +48,8 @@ class Sheet:
 def verdict_sheets(verdict: Verdict) -> tuple[Sheet, ...]:
     """For each architecture whether the configs fit, then what their code is like; the baseline's first, to compare."""
     base = verdict.baseline_configs if verdict.variant != "baseline" else ()
-    named = [(_label("baseline", report, base), report) for report in base]
-    named += [(_label(verdict.variant, report, verdict.configs), report) for report in verdict.configs]
+    named = [(_label("baseline", report, verdict.n_baseline_configs), report) for report in base]
+    named += [(_label(verdict.variant, report, verdict.n_configs), report) for report in verdict.configs]
     sheets = []
     for arch in verdict.archs:
         here = [(label, report) for label, report in named if report.arch == arch]
@@ -58,10 +58,9 @@ def verdict_sheets(verdict: Verdict) -> tuple[Sheet, ...]:
     return tuple(sheets)
 
 
-def _label(name: str, report: ConfigReport, all_reports: Sequence[ConfigReport]) -> str:
+def _label(name: str, report: ConfigReport, n_configs: int | None) -> str:
     """``V2`` when it has one config, else ``V2 0``."""
-    is_only = all(other.index == report.index for other in all_reports)
-    return name if is_only else f"{name} {report.index}"
+    return name if n_configs == 1 else f"{name} {report.index}"
 
 
 def _fit_sheet(arch: int, named: Sequence[tuple[str, ConfigReport]]) -> Sheet:
@@ -97,7 +96,7 @@ def _limited_by(report: ConfigReport) -> str | None:
 
 
 def _code_sheet(arch: int, named: Sequence[tuple[str, ConfigReport]]) -> Sheet:
-    columns = ["config", "regs", "spill", "stack", "KV buffers", "tensor cores", "took"]
+    columns = ["config", "regs", "spill", "stack", "load buffers", "tensor cores", "took"]
     rows: list[list[Cell]] = [
         [
             label,
@@ -131,7 +130,7 @@ def sweep_sheets(rows: Sequence[SweepRow], swept: Mapping[str, Sequence[Constant
 def _sweep_sheet(arch: int, rows: Sequence[SweepRow], swept: Mapping[str, Sequence[Constant]]) -> Sheet:
     """Blocks an SM are left out (warps an SM tell them), and spills where no point has any: the columns are many."""
     has_spills = any(row.report.compiled.spill_bytes for row in rows)
-    measured = ["shared KiB", "regs", *(["spill B"] if has_spills else []), "warps/SM", "KV bufs"]
+    measured = ["shared KiB", "regs", *(["spill B"] if has_spills else []), "warps/SM", "buffers"]
     numbers = ["#", *(name.removeprefix("num_") for name in swept), *measured]
     cells: list[list[Cell]] = []
     for row in rows:
@@ -169,9 +168,14 @@ def _tiles(compiled: CompiledKernel) -> str | None:
 
 
 def _tensor_cores(compiled: CompiledKernel) -> str | None:
+    """Each instruction once, with its shapes: ``wgmma.mma_async m64n32k16 bf16, m64n64k16 bf16``."""
     if compiled.error is not None:
         return None
-    return ", ".join(compiled.tensor_cores) or "none"
+    shapes: dict[str, list[str]] = {}
+    for kind in compiled.tensor_cores:
+        instruction, _, shape = kind.partition(" ")
+        shapes.setdefault(instruction, []).append(shape)
+    return ", ".join(f"{instruction} {', '.join(found)}" for instruction, found in shapes.items()) or "none"
 
 
 # ---- for a machine
@@ -191,6 +195,7 @@ def document(verdict: Verdict) -> dict[str, Any]:
         "triton_version": verdict.triton_version,
         "host_triton_version": verdict.host_triton_version,
         "n_configs": verdict.n_configs,
+        "n_baseline_configs": verdict.n_baseline_configs,
         "configs": [config_document(report) for report in verdict.configs],
         "baseline_configs": [config_document(report) for report in verdict.baseline_configs],
         "sentences": [

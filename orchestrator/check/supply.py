@@ -19,11 +19,13 @@ class Kernel:
 
     Attributes:
         configs: None when the list cannot be computed here. key: of the list; None when there is none, or likewise.
+        why_no_configs: why it cannot, in one line, where that is known.
     """
 
     lifted: Lifted
     configs: tuple[KernelConfig, ...] | None
     key: tuple[str, ...] | None
+    why_no_configs: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,13 @@ def launched_config(target: Target) -> KernelConfig:
             next_step=f"correct targets.{target.name}.check.arguments in inventory.yaml",
         )
     return KernelConfig(**options)  # type: ignore[arg-type]
+
+
+def guessed_options(target: Target) -> list[str]:
+    """Launch options that the inventory does not name, as ``launched_config`` has them: ``num_warps=4``."""
+    config = launched_config(target)
+    names = [name for name in ("num_warps", "num_stages") if name not in target.check.arguments]
+    return [f"{name}={getattr(config, name)}" for name in names]
 
 
 def choose(

@@ -90,6 +90,7 @@ def _offline(out: Output, project: Project, target: Target, variant: Variant | N
     with ProgressLine() as progress, Store.open(project.db_path) as store:
         verdict = check(project, store, target, variant, progress, options).verdict
     print_verdict(out, verdict)
+    _conclude(out, verdict.variant, verdict)
     out.document(report.document(verdict))
     return DONE if verdict.status == "ok" else WRONG_VARIANT
 
@@ -106,10 +107,18 @@ def print_verdict(out: Output, verdict: Verdict) -> None:
             f"{'✗' if sentence.is_fatal else '•'} {sentence.text}", style="bold red" if sentence.is_fatal else None
         )
     _print_caveats(out, verdict.caveats)
-    if verdict.status == "ok":
-        out.line(f"{verdict.variant} can be measured", style="green")
-    elif verdict.status != "not-checked":
-        out.line(f"{verdict.variant} is not worth GPU time: {verdict.status.replace('-', ' ')}", style="bold red")
+
+
+def _conclude(out: Output, name: str, verdict: Verdict | None, remote: RemoteVerdict | None = None) -> None:
+    """The last line, of everything that was tried."""
+    if verdict is not None and verdict.status != "ok":
+        out.line(f"{name} is not worth GPU time: {verdict.status.replace('-', ' ')}", style="bold red")
+    elif remote is None or remote.passed:
+        out.line(f"{name} can be measured", style="green")
+    elif any(finding.passed is False for finding in remote.findings):
+        out.line(f"{name} is wrong on {remote.host}", style="bold red")
+    else:
+        out.line(f"{name} was not judged on {remote.host}", style="yellow")
 
 
 def _title(name: str, digest: str, kernel: str, source: str | None, triton_version: str | None) -> str:
@@ -145,6 +154,8 @@ def _sweep(
     out.line(_title(found.variant, found.digest, found.kernel, found.source, found.triton_version))
     _print_sheets(out, report.sweep_sheets(found.rows, found.swept))
     out.line()
+    for error, numbers in _errors(found).items():
+        out.line(f"• {', '.join(f'#{number}' for number in numbers)} cannot be compiled: {error}")
     _print_caveats(out, found.caveats)
     out.line(_next_of(found))
     out.document(
@@ -164,6 +175,15 @@ def _sweep(
         }
     )
     return DONE
+
+
+def _errors(found: Sweep) -> dict[str, list[int]]:
+    """Why points do not compile, with their numbers."""
+    errors: dict[str, list[int]] = {}
+    for row in found.rows:
+        if row.report.compiled.error is not None:
+            errors.setdefault(row.report.compiled.error, []).append(row.number)
+    return errors
 
 
 def _next_of(found: Sweep) -> str:
@@ -200,6 +220,7 @@ def _both(out: Output, project: Project, target: Target, variant: Variant | None
         out.warn(f"not compiled: {offline.why_not}")
     out.line()
     print_remote(out, remote)
+    _conclude(out, variant.name, offline.verdict, remote)
     whole = report.document(offline.verdict) if offline.verdict else {"status": "not-checked", "why": offline.why_not}
     out.document({**whole, "remote": remote_document(remote)})
     is_good = remote.passed and (offline.verdict is None or offline.verdict.status == "ok")
@@ -216,8 +237,6 @@ def print_remote(out: Output, verdict: RemoteVerdict) -> None:
         out.line(f"{word:<8} {finding.name}: {finding.detail}", style=style)
         for text in finding.evidence[-MAX_EVIDENCE_LINES:]:
             out.line(f"         {text}")
-    if not verdict.passed and all(finding.passed is not False for finding in verdict.findings):
-        out.line(f"{verdict.variant} was not judged on {verdict.host}", style="yellow")
 
 
 def remote_document(verdict: RemoteVerdict) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def new(
     if points is not None and (settings or base_name):
         raise click.UsageError("--from-sweep has the knobs and the base of its grid: leave --set and --from out")
     if points is None and name is None:
-        raise click.UsageError("missing argument VARIANT")
+        raise click.UsageError("missing argument 'VARIANT'")
     out = Output(is_json=is_json)
     project = Project.open(obj["inventory_path"])
     target = project.target(target_name)
@@ -154,7 +154,7 @@ def _new_from_sweep(
     found = last_sweep(project, target)
     points = pick_points(found, numbers)
     if name is not None and len(points) > 1:
-        raise click.UsageError(f"{name} cannot be the name of {len(points)} variants: leave it out")
+        raise click.UsageError(f"{len(points)} variants cannot all be called {name}: leave the name out")
     is_baseline = found.variant == workspace.BASELINE
     root = project.variants_root
     base: Any = (

@@ -49,6 +49,15 @@ async def _feed(session: Any, process: asyncio.subprocess.Process) -> None:
     process.stdin.close()
 
 
+async def _end_pipes_with(session: Any, process: asyncio.subprocess.Process) -> None:
+    """Closes the command's pipes once the line is gone, so that it learns of it: nobody would read them any more."""
+    await session.channel.wait_closed()
+    for number in range(3):
+        pipe = process._transport.get_pipe_transport(number)  # type: ignore[attr-defined]  # no public way
+        if pipe is not None:
+            pipe.close()
+
+
 async def _run_session(session: Any, home: Path) -> None:
     """Runs the command of one session in the login shell and reports how it ended."""
     user = pwd.getpwuid(os.getuid())
@@ -68,9 +77,11 @@ async def _run_session(session: Any, home: Path) -> None:
         start_new_session=True,
     )
     feeding = asyncio.create_task(_feed(session, process))
+    watching = asyncio.create_task(_end_pipes_with(session, process))
     await asyncio.gather(_copy(process.stdout, session.stdout), _copy(process.stderr, session.stderr))
     code = await process.wait()
     feeding.cancel()
+    watching.cancel()
     if code < 0:
         session.exit_with_signal(signal.Signals(-code).name.removeprefix("SIG"))
     else:

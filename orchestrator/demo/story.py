@@ -29,9 +29,40 @@ CONCURRENCIES = "1,8"
 LEASE_S = "300"
 NEEDS = ("torch", "aiohttp", "numpy")
 INTERRUPTED = 130
+NO_USE = 4
+"""How `orch check` ends for a variant that cannot launch."""
 
 RunCommand = Callable[[list[str]], int]
 Say = Callable[[str], None]
+
+CHECK_SETTINGS = """\
+    check:  # what `orch check` must be told: the GPU, for this host has none, and what the launcher passes
+      arch: sm_120
+      varies: [rows_bucket]
+      arguments:
+        nope_ptr: "*fp8e4nv"
+        scale_ptr: "*u8"
+        indices_ptr: "*i32"
+        length_ptr: "*i32"
+        acc_ptr: "*fp32"
+        max_sum_ptr: "*fp32"
+        "*_ptr": "*bf16"
+        qk_scale: fp32
+        page_size: 64
+        page_bytes: 37440
+        n_heads: 16
+        topk: 512
+        n_splits: 16
+        first_split: 0
+        rows_bucket: 8
+        max_sum_stride_s: 32
+        "*_stride_*": i32:16
+        HAS_LENGTH: false
+        BLOCK_H: 16
+        COMPUTE: tl.bfloat16
+      reference: [{python}, -m, kernel.check, "{{file}}", --json]
+"""
+"""What `orch check` is told of this kernel, for 8 sequences of 16 heads on a GPU of 132 SMs."""
 
 INVENTORY = """\
 # Made by `orch demo`: one SSH host on loopback, one target, one engine, one workload.
@@ -51,7 +82,7 @@ targets:
     files: [{target}]
     kernel: sparse_mla_decode_kernel
     module: kernel.sparse_mla_decode
-
+{check}
 engines:
   decode:
     command: [{python}, -m, kernel.engine, --host, 127.0.0.1, --port, "{port}", --device, {device}]
@@ -144,18 +175,21 @@ def play(folder: Path | None, run_command: RunCommand, say: Say, *, device: str 
 def _tell(story: Story) -> None:
     story.title("1. pull the kernel file, and make two variants of it")
     story.orch("pull")
-    story.orch("variant", "new", "V1", "--set", "BLOCK_T=64", "-m", "larger tiles: fewer steps of the online softmax")
+    wider = ("--set", "BLOCK_T=64", "--set", "num_warps=8")
+    story.orch("variant", "new", "V1", *wider, "-m", "larger tiles: fewer steps of the online softmax")
     story.orch("variant", "new", "V2", "--set", "num_stages=3", "-m", "deeper pipeline; cannot matter on a CPU")
-    story.title("2. measure the baseline, then each variant: push, restart, prove what was loaded, load")
+    story.title("2. check before any GPU time: compiled for an sm_120 GPU, which this machine need not have")
+    _check(story, wider)
+    story.title("3. measure the baseline, then each variant: push, restart, prove what was loaded, load")
     story.orch("bench", "--concurrency", CONCURRENCIES)
     for name in ("V1", "V2"):
         story.orch("push", "--variant", name, "--ttl", LEASE_S)
         story.orch("bench", "--concurrency", CONCURRENCIES)
     story.orch("status")
-    story.title("3. compare: ratios, and why there is no verdict yet")
+    story.title("4. compare: ratios, and why there is no verdict yet")
     story.orch("compare", "V1")
     story.orch("compare", "V2")
-    story.title("4. a colleague edits the file on the host behind orch's back")
+    story.title("5. a colleague edits the file on the host behind orch's back")
     with story.live_file.open("a", encoding="utf-8") as file:
         file.write("# a colleague was here\n")
     story.say(f'$ echo "# a colleague was here" >> {story.live_file}')
@@ -163,14 +197,30 @@ def _tell(story: Story) -> None:
     story.say("\norch refuses to write over it, in both directions:")
     story.orch("push", "--variant", "V1", "--ttl", LEASE_S, wanted=(1,))
     story.orch("revert", wanted=(1,))
-    story.title("5. put the host back (the edit is kept beside the file)")
+    story.title("6. put the host back (the edit is kept beside the file)")
     story.orch("revert", "--force")
     story.orch("drift")
-    story.title("6. the record")
+    story.title("7. the record")
     story.orch(
         "query",
         "select variant, short_digest, concurrency, output_tokens_per_s, ttft_ms_p50, tpot_ms_p50, status from results",
     )
+
+
+def _check(story: Story, wider: tuple[str, ...]) -> None:
+    """What the offline check finds; a system without Triton has only the check on the host."""
+    if not _has_triton():
+        story.say("(no Triton is installed here, so nothing can be compiled; what follows goes without)")
+    else:
+        story.orch("check", "--variant", "V2")
+        story.orch("variant", "new", "V3", *wider, "--set", "num_stages=15", "-m", "the deepest pipeline")
+        story.orch("check", "--variant", "V3", wanted=(NO_USE,))
+        story.orch("check", "--sweep", "num_stages=2..5")
+    story.orch("check", "--variant", "V1", "--remote")
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 @contextlib.contextmanager
@@ -247,6 +297,7 @@ def _write_inventory(story: Story, host: ThrowawaySshHost, checkout: Path, devic
     scratch = story.folder / "host" / "scratch"
     scratch.mkdir(mode=0o700)
     text = INVENTORY.format(
+        check=CHECK_SETTINGS.format(python=_yaml(sys.executable)),
         ssh_port=host.port,
         user=_yaml(host.user),
         identity=_yaml(host.identity_path),

@@ -57,6 +57,7 @@ def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S, is_
             f"the recorded baseline is {short(baseline.digest)}",
             next_step=f"look at `orch diff {variant.name}`, then drop it and make it again with `orch variant new`",
         )
+    session.say("check", f"checking {variant.name} {short(variant.digest)} offline")
     attempt = check_if_possible(session.project, session.store, session.target, variant, session.report)
     refusal = attempt.refusal
     if refusal is not None and not is_forced:

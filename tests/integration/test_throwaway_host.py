@@ -101,6 +101,31 @@ def test_server_ends_when_its_starter_is_killed(server: Server, tmp_path: Path) 
     wait_until(lambda: not _is_alive(pid))
 
 
+def test_a_lost_line_ends_the_pipes_of_its_command(server: Server, tmp_path: Path) -> None:
+    """kill -9 of the client: a command that goes on writing is told, as it is under sshd."""
+    seen = tmp_path / "told"
+    command = f"trap '' PIPE; while echo x; do sleep 0.0517; done 2>/dev/null; echo told > {seen}"
+    with ThrowawaySshHost(tmp_path / "host", prefer=server) as throwaway:
+        program = (
+            "from orchestrator.connection import connect\nfrom orchestrator.records import Host\n"
+            f"host = Host(name='demo', ssh={throwaway.alias!r}, ssh_config={str(throwaway.ssh_config_path)!r})\n"
+            "with connect(host) as remote:\n    print('connected', flush=True)\n"
+            f"    remote.run({command!r}, timeout_s=300)\n"
+        )
+        client = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        assert client.stdout
+        with client.stdout:
+            assert client.stdout.readline() == b"connected\n"
+        wait_until(lambda: "sleep 0.0517" in _commands())
+        client.kill()
+        client.wait()
+        wait_until(seen.exists)
+
+
+def _commands() -> str:
+    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
 def test_falls_back_where_there_is_no_sshd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without sshd the server in Python is used, and says so."""
     pytest.importorskip("asyncssh")

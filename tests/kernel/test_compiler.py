@@ -311,7 +311,8 @@ def test_descriptor_loads_on_hopper_and_blackwell() -> None:
 
 
 def test_describe_gives_the_autotune_list_and_key() -> None:
-    """Values as the protocol writes them; None for a module without a list, or a ttir."""
+    """Values as the protocol writes them; None for a module without a list, or a ttir; why there is none where that
+    is known."""
     listed = (
         HEAD
         + KERNEL
@@ -322,10 +323,11 @@ def test_describe_gives_the_autotune_list_and_key() -> None:
         "listed": python(listed),
         "plain": python(HEAD + KERNEL),
         "cache": {"kind": "host-cache", "kernel": "kernel", "text": "module {}"},
+        "failed": python(HEAD + KERNEL + "_orch_configs_error = 'ImportError: no gpu_traits'\n_orch_key = ['n']\n"),
         "odd": python(HEAD + KERNEL + "_orch_configs = [triton.Config({'BLOCK': object})]\n"),
     }
     jobs = [{"source": source, "do": "describe"} for source in sources]
-    with_list, without, cached, odd = answers_of(start(), request(sources, jobs))
+    with_list, without, cached, failed, odd = answers_of(start(), request(sources, jobs))
     rest = {"num_stages": 5, "num_ctas": 1, "maxnreg": None}
     assert with_list["configs"] == [
         {"constants": {"BLOCK": 16, "TYPE": "tl.bfloat16"}, "num_warps": 2, **rest},
@@ -334,6 +336,7 @@ def test_describe_gives_the_autotune_list_and_key() -> None:
     assert with_list["key"] == ["n"]
     for answer in (without, cached):
         assert (answer["configs"], answer["key"], answer["error"]) == (None, None, None)
+    assert (failed["configs"], failed["error"]) == (None, "ImportError: no gpu_traits")
     assert odd["error"] == "the autotune list gives BLOCK the value <class 'object'>, which cannot be written down"
 
 
