@@ -176,11 +176,9 @@ def one_build(first: Point, second: Point, module: Any, inputs: Inputs, *, is_sw
     Where a graph's memory lies moves its time by some 0.3 %, so a graph is a replicate and a replay is not.
     """
     order = (second, first) if is_swapped else (first, second)
-    built = {id(point): graph_of(point, module, inputs) for point in order}
-    if first is second:
-        graphs = [built[id(first)], graph_of(second, module, inputs)]
-    else:
-        graphs = [built[id(first)], built[id(second)]]
+    graphs = [graph_of(point, module, inputs) for point in order]
+    if is_swapped:
+        graphs.reverse()
     for graph in graphs * 5:
         time_us(graph)
     rounds = [[time_us(graphs[i]) for i in (0, 1, 1, 0)] for _ in range(ROUNDS_A_BUILD)]

@@ -475,7 +475,8 @@ def test_a_point_that_is_not_there(project: CliProject) -> None:
 def test_no_point_is_worth_it(project: CliProject) -> None:
     """A grid of what is too large or there already says so; its points are made only by number."""
     ran = project.done("check", "--sweep", "num_stages=2", "BLOCK_T=16,32")
-    assert ran.out.splitlines()[-1] == "no point is worth GPU time: each is too large, or the same as another"
+    last = ran.out.splitlines()[-1]
+    assert last == "no point is worth GPU time: each is too large, or the same as another or the baseline"
     refusal = project.orch("variant", "new", "--from-sweep", "all")
     assert refusal.code == 2 and "no point of the last sweep is worth GPU time" in refusal.error
     assert made(project.done("variant", "new", "--from-sweep", "2", "--json")) == ["s2-BLOCK_T32"]

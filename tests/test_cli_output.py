@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 
 from orchestrator.check import compiling, environments
 from orchestrator.cli import orch
+from orchestrator.cli.check import conclude
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress import ProgressLine, describe
 from orchestrator.cli.table import Table, draw, fold, text_width
 from orchestrator.metrics import METRICS
 from orchestrator.records import Progress
+from orchestrator.verdicts import RemoteFinding, RemoteVerdict
 from tests.support.check_project import SEED_CHECK, STAND_IN, check_project
 from tests.support.cli_project import CliProject, Ran, cli_project
 
@@ -267,12 +269,14 @@ def test_json_has_the_documented_keys(story: Story, name: str) -> None:
     assert disagreements(document, documented()[name]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS_WITH_JSON)
 def test_the_json_of_a_check_has_the_documented_keys(checked: dict[str, Ran], name: str) -> None:
     """The documents of a check, a grid, a trial on the host and variants of a grid have the keys of docs/json.md."""
     assert disagreements(checked[name].document, documented()[name]) == []
 
 
+@pytest.mark.slow
 def test_a_remote_check_has_the_document_of_both(checked: dict[str, Ran]) -> None:
     """With --remote the document of the offline check is whole, and has one key more."""
     whole = checked["whole"].document
@@ -349,6 +353,34 @@ def test_a_terminal_gets_colour_and_finished_steps(story: Story) -> None:
     assert f"{ESCAPE}[32mloaded: " in shown
     assert re.search(r"\x1b\[32m✓\x1b\[0m load      concurrency 2   4/4   \d+\.\d s\n", shown)
     assert f"{ESCAPE}[1m" in story.at_terminal["compare"]
+
+
+@pytest.mark.parametrize(
+    ("passed", "found", "last_line"),
+    [
+        (True, True, "V2 can be measured"),
+        (False, False, "V2 is wrong on gpu-a"),
+        (False, None, "V2 was not judged on gpu-a"),
+    ],
+)
+def test_the_last_line_of_a_check_counts_what_the_host_found(
+    passed: bool, found: bool | None, last_line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is called good that was found wrong on the host, or that nobody judged there."""
+    findings = (RemoteFinding("import", True, "imported"), RemoteFinding("reference", found, ""))
+    remote = RemoteVerdict(
+        target="flash_mla",
+        variant="V2",
+        digest="sha256:0",
+        host="gpu-a",
+        command=None,
+        passed=passed,
+        findings=findings,
+        report=None,
+        checked_at="2026-03-01T12:00:00Z",
+    )
+    conclude(Output(is_json=False), "V2", None, remote)
+    assert capsys.readouterr().out == f"{last_line}\n"
 
 
 # ---- colour

@@ -140,3 +140,9 @@ def test_a_points_name_can_be_a_variants(name: str, value: Constant) -> None:
     """Whatever a knob is called and whatever its value is."""
     named = variant_name(KernelConfig(constants={name: value}), (name,))
     assert named.lower() == "baseline" or checked_variant_name(named) == named
+
+
+def test_the_variants_own_config_is_no_new_point() -> None:
+    """A grid over a variant holds the variant itself; the baseline's launch is named first."""
+    rows = mark([seed_report(0, 2), seed_report(1, 5), seed_report(2, 7)], [seed_report(0, 2)], [seed_report(0, 5)])
+    assert [row.words for row in rows] == ["= baseline", "= variant", "new"]

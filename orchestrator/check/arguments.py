@@ -263,7 +263,8 @@ def _example(parameter: Parameter, missing: Sequence[Parameter]) -> str:
     word = next((word for word in ("stride", "ptr") if word in name), None)
     n_alike = sum(word is not None and word in other.name.lower() and not other.is_constexpr for other in missing)
     key = f'"*{word}*"' if n_alike > MANY else parameter.name
-    return f"{key}: {_GUESSES.get(word or '', 'i32')}"
+    is_float = "scale" in name or name.startswith("eps")
+    return f"{key}: {_GUESSES.get(word or '', 'fp32' if is_float else 'i32')}"
 
 
 MANY = 3

@@ -110,7 +110,7 @@ def check_offline(question: Question, compiler: Compiler) -> Verdict:
     configs = _configs_of(question, own)
     chosen = _chosen(question, own, base, configs, compiler)
     jobs = _jobs(chosen, own, configs, question.archs, is_probed=True)
-    base_jobs = [] if question.is_baseline else _base_jobs(question, chosen, base, configs)
+    base_jobs = [] if question.is_baseline else _known_jobs(question, chosen, base, configs)
     compiled = compiler.compile([job for _, job in (*jobs, *base_jobs)])
     reports = _reports(jobs, compiled[: len(jobs)])
     base_reports = _reports(base_jobs, compiled[len(jobs) :])
@@ -155,9 +155,12 @@ def sweep_offline(question: Question, words: Sequence[str], compiler: Compiler) 
     base = _launched(base, question.target, unsettable)
     chosen = _chosen(question, own, base, points, compiler)
     jobs = _jobs(chosen, own, points, question.archs)
-    base_jobs = _base_jobs(question, chosen, base, points)
-    compiled = compiler.compile([job for _, job in (*jobs, *base_jobs)])
-    reports, base_reports = _reports(jobs, compiled[: len(jobs)]), _reports(base_jobs, compiled[len(jobs) :])
+    base_jobs = _known_jobs(question, chosen, base, points)
+    own_jobs = [] if question.is_baseline else _known_jobs(question, chosen, own, points)
+    compiled = compiler.compile([job for _, job in (*jobs, *base_jobs, *own_jobs)])
+    reports = _reports(jobs, compiled[: len(jobs)])
+    base_reports = _reports(base_jobs, compiled[len(jobs) : len(jobs) + len(base_jobs)])
+    own_reports = _reports(own_jobs, compiled[len(jobs) + len(base_jobs) :])
     return Sweep(
         target=question.target.name,
         variant=question.variant,
@@ -169,7 +172,7 @@ def sweep_offline(question: Question, words: Sequence[str], compiler: Compiler) 
         host_triton_version=question.host_triton_version,
         swept=swept,
         unsettable=unsettable,
-        rows=mark(reports, base_reports),
+        rows=mark(reports, base_reports, own_reports),
         caveats=_caveats(question, chosen, own),
         checked_at=_now(),
     )
@@ -258,17 +261,17 @@ def _asked(
         ) from exc
 
 
-def _base_jobs(
-    question: Question, chosen: Supply, base: Kernel, configs: Sequence[KernelConfig]
+def _known_jobs(
+    question: Question, chosen: Supply, kernel: Kernel, configs: Sequence[KernelConfig]
 ) -> list[tuple[int, CompileJob]]:
-    """The baseline's configs with the same meta-parameters as one of these; any other is another launch for sure."""
+    """Those configs of a kernel that have the meta-parameters of one of these: any other is another launch for sure."""
     compared = {constants_key(config) for config in configs}
     return [
         (i, job)
         for arch in question.archs
-        for i, config in enumerate(base.configs or ())
+        for i, config in enumerate(kernel.configs or ())
         if constants_key(config) in compared
-        for job in _asked(chosen, base, config, arch)
+        for job in _asked(chosen, kernel, config, arch)
     ]
 
 

@@ -28,7 +28,7 @@ _SHORT = {"num_warps": "w", "num_stages": "s", "num_ctas": "c", "maxnreg": "r"}
 _WORDS: dict[str, Constant] = {"True": True, "False": False, "None": None}
 _EXAMPLE = "write it as num_stages=2..7 or num_warps=4,8"
 
-Mark = Literal["new", "same", "baseline", "does not fit", "does not compile"]
+Mark = Literal["new", "same", "baseline", "variant", "does not fit", "does not compile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class SweepRow:
 
     Attributes:
         number: of the point, from 1 in the order of the grid.
-        mark: ``new`` a launch of its own; ``same`` as an earlier point's; ``baseline`` as one of the baseline's.
+        mark: ``new`` a launch of its own; ``same`` as an earlier point's; ``baseline`` as one of the baseline's;
+            ``variant`` as one of the variant's own, over whose files the grid was laid.
         same_as: number of that earlier point.
     """
 
@@ -48,10 +49,10 @@ class SweepRow:
 
     @property
     def words(self) -> str:
-        """``new``, ``= 3``, ``= baseline``, ``does not fit`` or ``does not compile``."""
+        """``new``, ``= 3``, ``= baseline``, ``= variant``, ``does not fit`` or ``does not compile``."""
         if self.mark == "same":
             return f"= {self.same_as}"
-        return "= baseline" if self.mark == "baseline" else self.mark
+        return f"= {self.mark}" if self.mark in ("baseline", "variant") else self.mark
 
 
 # ---- what is typed
@@ -169,14 +170,20 @@ def variant_name(config: KernelConfig, swept: Collection[str]) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("._-") or "point"
 
 
-def mark(reports: Iterable[ConfigReport], baseline_reports: Iterable[ConfigReport]) -> tuple[SweepRow, ...]:
+def mark(
+    reports: Iterable[ConfigReport],
+    baseline_reports: Iterable[ConfigReport],
+    variant_reports: Iterable[ConfigReport] = (),
+) -> tuple[SweepRow, ...]:
     """Which points are launches of their own.
 
     Args:
         reports: of the points; ``index`` counts from 0. Points are compared within one architecture.
-        baseline_reports: of the baseline's configs.
+        baseline_reports: of the baseline's configs. variant_reports: of the variant's own.
     """
-    of_baseline = {report.launch_key for report in baseline_reports} - {None}
+    known: dict[object, Mark] = {report.launch_key: "variant" for report in variant_reports}
+    known.update({report.launch_key: "baseline" for report in baseline_reports})
+    known.pop(None, None)
     first_with: dict[tuple[object, ...], int] = {}
     rows = []
     for report in reports:
@@ -185,8 +192,8 @@ def mark(reports: Iterable[ConfigReport], baseline_reports: Iterable[ConfigRepor
             rows.append(SweepRow(number, report, "does not compile"))
         elif report.can_launch is False:
             rows.append(SweepRow(number, report, "does not fit"))
-        elif launch in of_baseline:
-            rows.append(SweepRow(number, report, "baseline"))
+        elif launch in known:
+            rows.append(SweepRow(number, report, known[launch]))
         else:
             earlier = number if launch is None else first_with.setdefault(launch, number)
             rows.append(

@@ -90,7 +90,7 @@ def _offline(out: Output, project: Project, target: Target, variant: Variant | N
     with ProgressLine() as progress, Store.open(project.db_path) as store:
         verdict = check(project, store, target, variant, progress, options).verdict
     print_verdict(out, verdict)
-    _conclude(out, verdict.variant, verdict)
+    conclude(out, verdict.variant, verdict)
     out.document(report.document(verdict))
     return DONE if verdict.status == "ok" else WRONG_VARIANT
 
@@ -109,7 +109,7 @@ def print_verdict(out: Output, verdict: Verdict) -> None:
     _print_caveats(out, verdict.caveats)
 
 
-def _conclude(out: Output, name: str, verdict: Verdict | None, remote: RemoteVerdict | None = None) -> None:
+def conclude(out: Output, name: str, verdict: Verdict | None, remote: RemoteVerdict | None = None) -> None:
     """The last line, of everything that was tried."""
     if verdict is not None and verdict.status != "ok":
         out.line(f"{name} is not worth GPU time: {verdict.status.replace('-', ' ')}", style="bold red")
@@ -193,7 +193,7 @@ def _next_of(found: Sweep) -> str:
         )
     first = next((row.number for row in found.rows if row.mark == "new"), None)
     if first is None:
-        return "no point is worth GPU time: each is too large, or the same as another"
+        return "no point is worth GPU time: each is too large, or the same as another or the baseline"
     return f"next: `orch variant new --from-sweep {first}`, or --from-sweep all for every new one"
 
 
@@ -220,7 +220,7 @@ def _both(out: Output, project: Project, target: Target, variant: Variant | None
         out.warn(f"not compiled: {offline.why_not}")
     out.line()
     print_remote(out, remote)
-    _conclude(out, variant.name, offline.verdict, remote)
+    conclude(out, variant.name, offline.verdict, remote)
     whole = report.document(offline.verdict) if offline.verdict else {"status": "not-checked", "why": offline.why_not}
     out.document({**whole, "remote": remote_document(remote)})
     is_good = remote.passed and (offline.verdict is None or offline.verdict.status == "ok")

@@ -12,8 +12,7 @@ from orchestrator.cli.output import Output
 from orchestrator.cli.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from orchestrator.experiment.sweep import Point
     from orchestrator.project import Project
     from orchestrator.records import Target, Variant, WorkingCopy
 
@@ -169,19 +168,33 @@ def _new_from_sweep(
         )
     base_name = None if is_baseline else found.variant
     there = {working.name: working for working in workspace.list_variants(root, target)}
-    wanted = [point for point in points if not _is_there(out, there.get(name or point.name), point.settings, base)]
+    wanted = [point for point in points if not _is_there(out, target, there.get(name or point.name), point, base)]
     documents = [
         _new(out, project, target, name or point.name, dict(point.settings), base_name, message) for point in wanted
     ]
     out.document({"target": target.name, "variants": documents})
 
 
-def _is_there(out: Output, working: WorkingCopy | None, settings: Mapping[str, str], base: Any) -> bool:
-    """Whether a point was made before: then it is said, and nothing is done."""
-    is_same = working is not None and working.settings == settings and working.base_digest == base.digest
-    if working is not None and is_same:
-        out.line(f"{working.name} {working.digest[7:19]}: made before from the same point")
-    return is_same
+def _is_there(out: Output, target: Target, working: WorkingCopy | None, point: Point, base: Any) -> bool:
+    """Whether a point was made before: then it is said, and nothing is done.
+
+    Raises:
+        WorkspaceError: a variant of that name has other files; nothing was made.
+    """
+    from orchestrator import variant as variants
+    from orchestrator.errors import WorkspaceError
+    from orchestrator.records import manifest_digest
+
+    if working is None:
+        return False
+    files = variants.with_knobs(base.files, target.kernel, point.settings)
+    if working.digest != manifest_digest((file.name, file.digest) for file in files):
+        raise WorkspaceError(
+            f"there is another variant {working.name} already; nothing was made",
+            next_step=f"`orch variant drop {working.name}`, or name the point's variant yourself",
+        )
+    out.line(f"{working.name} {working.digest[7:19]}: made before from the same point")
+    return True
 
 
 def _checked(
