@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,10 @@ def _watch(event: str, args: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(_watch)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # started in the background, where a shell ignores Ctrl-C for all children: the tests send it to theirs
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
