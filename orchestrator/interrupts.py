@@ -27,6 +27,9 @@ _shields: list[tuple[str, list[int]]] = []
 _unseen: str | None = None
 """A signal whose KeyboardInterrupt may have got lost: Python drops one that is raised inside a callback of its own."""
 
+_question: Callable[[], bool] | None = None
+"""Asked at the first Ctrl-C instead of raising it; see ``asking``."""
+
 LOOK_EVERY_S = 0.2
 
 
@@ -54,8 +57,32 @@ def _on_signal(number: int, _: FrameType | None) -> None:
         came.append(number)
         sys.stderr.write(f"orch: {doing}; this is not interrupted, one moment …\n")
         return
+    if number == signal.SIGINT and _goes_on():
+        return
     _unseen = signal.Signals(number).name
     raise KeyboardInterrupt(_unseen)
+
+
+def _goes_on() -> bool:
+    """Asks, at the first Ctrl-C inside ``asking`` only, whether to go on."""
+    global _question
+    question, _question = _question, None
+    return question is not None and question()
+
+
+@contextlib.contextmanager
+def asking(question: Callable[[], bool]) -> Iterator[None]:
+    """At the first Ctrl-C asks instead of raising; later ones raise, also one that comes while it asks.
+
+    Args:
+        question: whether to go on. It runs inside the signal's handler, between two steps of whatever is under way.
+    """
+    global _question
+    _question = question
+    try:
+        yield
+    finally:
+        _question = None
 
 
 @contextlib.contextmanager

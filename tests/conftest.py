@@ -43,9 +43,10 @@ def _watch(event: str, args: tuple[Any, ...]) -> None:
 
 sys.addaudithook(_watch)
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # started in the background, where a shell ignores Ctrl-C for all children: the tests send it to theirs
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Started in the background or under nohup, these two are ignored, by all children too: the tests send them.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -28,7 +28,10 @@ from tests.support.ssh_project import pids_of
 from tests.support.tiny_host import TinyHost, until
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests look into /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="the tests look into /proc"),
+]
 
 JUDGE = '''\
 """Right when VALUE is even; does what the file says before that."""

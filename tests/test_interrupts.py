@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -114,3 +115,41 @@ def test_a_hangup_that_is_ignored_stays_ignored() -> None:
     with shielded("testing"):
         send(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+ASKED = """
+import signal, sys, time
+from orchestrator.interrupts import asking, raise_on_signals
+raise_on_signals()
+answers = iter(map(eval, sys.argv[1:]))
+def question():
+    print("asked", flush=True)
+    return next(answers)
+print("ready", flush=True)
+try:
+    with asking(question):
+        for _ in range(600):
+            time.sleep(0.1)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [(["False"], ["asked", "interrupted"]), (["True"], ["asked", "interrupted"])],
+    ids=["stop now", "go on, then a second one"],
+)
+def test_the_first_ctrl_c_asks_and_the_second_raises(answers: list[str], told: list[str]) -> None:
+    """Whoever says to go on is not interrupted; one more Ctrl-C is not asked about."""
+    process = subprocess.Popen([sys.executable, "-c", ASKED, *answers], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    with process.stdout as out:
+        assert out.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        seen = [out.readline().strip()]
+        if answers == ["True"]:
+            process.send_signal(signal.SIGINT)
+        seen.append(out.readline().strip())
+    process.wait()
+    assert seen == told
