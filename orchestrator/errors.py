@@ -31,6 +31,7 @@
     │   └── LoadedDigestError       the engine runs other bytes than those deployed
     ├── LoadError                   a load client failed or its result cannot be trusted
     ├── ComparisonError             the runs are not comparable; names the key
+    ├── ExperimentError             an experiment cannot be drawn, or cannot go on as it was drawn
     ├── StoreError
     │   ├── StoreLockedError        another process holds the database too long
     │   └── StoreTooNewError        written by a newer orch
@@ -202,6 +203,10 @@ class LoadError(OrchError):
 
 class ComparisonError(OrchError):
     """The runs are not comparable; the message names the key that differs."""
+
+
+class ExperimentError(OrchError):
+    """An experiment cannot be drawn as asked, or cannot go on as it was drawn."""
 
 
 class StoreError(OrchError):

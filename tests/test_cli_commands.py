@@ -411,7 +411,7 @@ def test_compare_shows_ratios_and_gives_no_verdict(project: CliProject) -> None:
     rows = [line.split() for line in ran.out.splitlines()]
     assert ["1", "100.0", "100.0", "110.0", "110.0", "2+2", "1.100"] in rows
     assert "verdict: none" in ran.out and "not counterbalanced" in ran.out
-    assert "next: alternate by hand in AB BA order" in ran.out
+    assert "next: `orch run V2 --concurrency 1,8`" in ran.out
 
 
 def test_compare_with_another_variant(project: CliProject) -> None:

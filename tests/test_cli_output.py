@@ -151,10 +151,12 @@ COMMANDS_WITH_JSON = (
         "orch variant list",
     ),
     *("orch variant diff", "orch variant drop", "orch diff", "orch push", "orch bench", "orch compare"),
-    *("orch revert", "orch drift", "orch query"),
+    *("orch history", "orch revert", "orch drift", "orch query"),
 )
 CHECKS_WITH_JSON = ("orch check", "orch check --sweep", "orch check --remote", "orch variant new --from-sweep")
 """Documents with keys of their own; these need a kernel that can be checked, so another project."""
+REPORTS_WITH_JSON = ("orch report",)
+"""Documents of a whole experiment: test_report.py compares their keys."""
 
 
 class Story:
@@ -193,6 +195,7 @@ class Story:
         self.watch("bench", "--concurrency", "1,2", "--keep-running")
         self.json("compare", "V2")
         self.watch("compare", "V2")
+        self.json("history")
         self.json("status")
         self.watch("status")
         self.json("status", "--offline", name="offline")
@@ -241,7 +244,17 @@ def documented() -> dict[str, Any]:
     return {name: json.loads(example) for name, example in sections}
 
 
-BY_NAME = ("settings", "unreadable", "unreadable_variants", "metrics", "constants", "swept", "stages_buffers", "report")
+BY_NAME = (
+    "settings",
+    "unreadable",
+    "unreadable_variants",
+    "metrics",
+    "constants",
+    "swept",
+    "stages_buffers",
+    "report",
+    "facts",
+)
 """Objects whose keys are names of the user, of metrics.py or of another program."""
 
 
@@ -315,7 +328,7 @@ def test_every_json_command_is_documented() -> None:
             if any(parameter.name == "is_json" for parameter in child.params):
                 speaking.add(f"orch {name} {child_name}".strip())
     assert {name.partition(" --")[0] for name in documented()} == speaking
-    assert set(documented()) == {*COMMANDS_WITH_JSON, *CHECKS_WITH_JSON}
+    assert set(documented()) == {*COMMANDS_WITH_JSON, *CHECKS_WITH_JSON, *REPORTS_WITH_JSON}
 
 
 @pytest.mark.integration

@@ -300,7 +300,7 @@ def test_every_snippet_runs(number: int, store: Store, tmp_path: Path, monkeypat
     assert names.keys() & {"gaps_ms", "result", "content"}
 
 
-@pytest.mark.parametrize("view", ["results", "drift"])
+@pytest.mark.parametrize("view", ["results", "drift", "experiment_results"])
 def test_the_views_are_described_column_by_column(view: str, store: Store) -> None:
     """docs/database.md explains every column of a view, in its order, and no other."""
     columns, _ = store.query(f"select * from {view}")

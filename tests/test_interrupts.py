@@ -125,9 +125,9 @@ answers = iter(map(eval, sys.argv[1:]))
 def question():
     print("asked", flush=True)
     return next(answers)
-print("ready", flush=True)
 try:
     with asking(question):
+        print("ready", flush=True)
         for _ in range(600):
             time.sleep(0.1)
 except KeyboardInterrupt:

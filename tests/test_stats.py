@@ -108,9 +108,7 @@ def test_why_there_is_no_verdict(order: str, reasons: list[str]) -> None:
         assert reason in found.why_no_verdict
     assert ("counterbalanced" in found.why_no_verdict) == (order != "ABBA")
     assert found.next_step is not None
-    for command in ("`orch revert`", "`orch bench --concurrency ", "`orch push --variant V2`", "AB BA"):
-        assert command in found.next_step
-    assert "orch run" not in found.next_step, "no such command exists yet"
+    assert "`orch run V2 --concurrency " in found.next_step
 
 
 def test_counterbalanced_pairs_by_hand_still_get_no_verdict() -> None:

@@ -65,6 +65,29 @@ def test_deployments_of_an_older_schema_were_not_checked(tmp_path: Path) -> None
         assert store.query("select variant, check_id, is_forced from deployments")[1] == [("V2", None, 0)]
 
 
+def test_starts_of_an_older_schema_belong_to_no_experiment(tmp_path: Path) -> None:
+    """What was benched before experiments existed is in none, and still tells the baseline's speed over time."""
+    path = tmp_path / "old.db"
+    connection = at_schema(path, 5)
+    connection.executescript(
+        """
+        INSERT INTO baselines VALUES (1, 'flash', 'gpu-a', 'sha256:1', '2026-01-01T00:00:00+00:00', '[]', '[]');
+        INSERT INTO trials
+            (id, host, target, variant, digest, status, started_at, workload_name, loaded_digest, reasons, workload)
+        VALUES (7, 'gpu-a', 'flash', 'baseline', 'sha256:1', 'ok', '2026-01-02T00:00:00+00:00', 'short', 'sha256:1',
+            '[]', '{}');
+        INSERT INTO loads VALUES (3, 7, 64, 'ok', 'loadgen', '1', '', '', '[]', '[]');
+        INSERT INTO metrics VALUES (3, 'output_tokens_per_s', 100.0);
+        """
+    )
+    connection.close()
+    with Store.open(path) as store:
+        assert store.experiments() == store.history() == []
+        assert store.query("select * from experiment_results")[1] == []
+        (found,) = store.baseline_values("gpu-a", "flash", "output_tokens_per_s")
+        assert (found.trial_id, found.concurrency, found.value, found.environment_id) == (7, 64, 100.0, None)
+
+
 def test_who_applied_which_step_is_kept(tmp_path: Path) -> None:
     """The table ``migrations`` lists each step once, and opening again adds none."""
     for _ in range(2):

@@ -109,7 +109,7 @@ def _fingerprint(folder: Path) -> dict[str, str]:
         ("select 1; select 2", "more than one statement"),
         ("selec 1", 'near "selec"'),
         ("select nowhere from trials", "no such column: nowhere"),
-        ("select * from requets", "there are: drift, results, artifacts"),
+        ("select * from requets", "there are: drift, experiment_results, results, analyses"),
         ("select ?", "not understood"),
     ],
 )

@@ -31,10 +31,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("check", "Tell before any GPU time whether a variant can launch, fits and differs."),
     "push": ("push", "Put a variant live: compare-and-swap, atomic, verified."),
     "bench": ("bench", "Restart the engine, prove what it loaded, load it, store the numbers."),
+    "plan": ("plan", "Tell how many pairs an effect needs, and what that costs."),
+    "run": ("run", "Run a whole experiment: planned pairs of starts, a verdict with a known error rate."),
+    "attach": ("attach", "Watch an experiment that another orch of this project runs."),
+    "resume": ("resume", "Go on with an experiment whose orch was interrupted, killed or cut off."),
     "compare": ("compare", "Ratio of a variant to the baseline at each concurrency."),
+    "history": ("history", "Every experiment: hypothesis, verdict, effect, and why a variant was rejected."),
+    "report": ("report", "One experiment as a page, as Markdown or as JSON."),
     "revert": ("revert", "Put the pristine bytes back, and prove it."),
-    "drift": ("drift", "Every change that nobody made on purpose: files and environment."),
+    "drift": ("drift", "Every change that nobody made on purpose: files, environment and speed."),
     "query": ("query", "Run SQL on results.db, read-only."),
+    "selfcheck": ("selfcheck", "Simulate the statistics: how often verdicts are wrong, against what is claimed."),
     "demo": ("demo", "The whole story on this machine, no GPU needed."),
 }
 

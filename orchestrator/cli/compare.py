@@ -12,6 +12,7 @@ from orchestrator.cli.output import Output
 from orchestrator.cli.table import Table
 
 if TYPE_CHECKING:
+    from orchestrator.designs import Analysis, ExperimentRecord
     from orchestrator.project import Project
     from orchestrator.records import Comparison, Measurement, Target
     from orchestrator.store import Store
@@ -37,8 +38,8 @@ def command(
 ) -> None:
     """Ratio of a variant to the baseline at each concurrency.
 
-    Uses every good engine start of the variant's and the baseline's present digests. Refuses unlike runs and names
-    what differs. Starts that were not counterbalanced get no verdict, and the output says why.
+    Shows the verdict of the newest planned experiment of the variant's and the baseline's present digests. Without
+    one, uses every good engine start of them: refuses unlike runs and names what differs, and gives no verdict.
     """
     from difflib import get_close_matches
 
@@ -58,12 +59,41 @@ def command(
     workload = project.workload(workload_name).name
     with Store.open_read_only(project.db_path) as store:
         arms = {name: digest_of_arm(project, store, target, name) for name in (base_name, variant_name)}
+        planned = planned_verdict(store, target.name, workload, metric_name, arms[base_name], arms[variant_name])
+        if planned is not None:
+            _print_planned(out, planned)
+            return
         sides = [
             _measurements(store, target, name, arms[name], workload, metric_name) for name in (base_name, variant_name)
         ]
     comparison = stats.compare(sides[0], sides[1], metric=metric_name)
     print_comparison(out, comparison)
     out.document(report.comparison_document(comparison))
+
+
+def planned_verdict(
+    store: Store, target: str, workload: str, metric: str, base_digest: str, digest: str
+) -> tuple[ExperimentRecord, Analysis] | None:
+    """The newest experiment of these bytes with its last analysis; None when there is none."""
+    from orchestrator.report.document import analysis_from_document
+
+    for record in store.experiments(target):
+        plan = record.plan
+        is_alike = (plan.workload, plan.metric, plan.arms[0].digest) == (workload, metric, base_digest)
+        analyses = store.analyses(record.id) if is_alike and digest in [arm.digest for arm in plan.arms[1:]] else ()
+        if analyses:
+            return record, analysis_from_document(analyses[-1].document)
+    return None
+
+
+def _print_planned(out: Output, planned: tuple[ExperimentRecord, Analysis]) -> None:
+    from orchestrator.cli.run import print_analysis
+    from orchestrator.report.document import analysis_document
+
+    record, analysis = planned
+    out.line(f"experiment {record.id}, {record.status}: {record.plan.hypothesis or 'no hypothesis was given'}")
+    print_analysis(out, record.plan, analysis)
+    out.document({"experiment": record.id, "status": record.status, "analysis": analysis_document(analysis)})
 
 
 def print_comparison(out: Output, comparison: Comparison) -> None:

@@ -22,14 +22,18 @@ from orchestrator.cli.table import Table
 @click.pass_obj
 @example("orch drift")
 def command(obj: dict[str, str], target_name: str | None, offline: bool, exit_code: bool, is_json: bool) -> int:
-    """Every change that nobody made on purpose: files and environment.
+    """Every change that nobody made on purpose: files, environment and speed.
 
     Looks at the host now, with the diff of what is live against what should be, then lists every unexpected change on
-    record: other bytes in the target's files, another driver, torch, triton or engine between two starts.
+    record: other bytes in the target's files, another driver, torch, triton or engine between two starts, and where
+    the baseline's own starts changed to another level of output tokens per second.
     """
-    from orchestrator.experiment.drift import find_drift
+    from orchestrator.cli.speed import print_speed, speed_document
+    from orchestrator.experiment.drift import find_drift, find_speed_drift
+    from orchestrator.metrics import PRIMARY_METRIC
     from orchestrator.project import Project
     from orchestrator.session import open_session
+    from orchestrator.speed_drift import FALSE_ALARM_RATE
     from orchestrator.store import Store
 
     out = Output(is_json=is_json)
@@ -45,12 +49,20 @@ def command(obj: dict[str, str], target_name: str | None, offline: bool, exit_co
         _print_found(out, found)
     with Store.open_read_only(project.db_path) as store:
         columns, rows = store.query("select * from drift where target = ? or target is null", (target.name,))
+        speed = find_speed_drift(store, target)
     if rows:
         out.line()
         out.table(_record_table(columns, rows))
     else:
         out.line(f"on record: no unexpected change of {target.name}")
-    out.document({"now": _document(found), "on_record": [dict(zip(columns, row, strict=True)) for row in rows]})
+    print_speed(out, speed, PRIMARY_METRIC)
+    out.document(
+        {
+            "now": _document(found),
+            "on_record": [dict(zip(columns, row, strict=True)) for row in rows],
+            "speed": speed_document(speed, PRIMARY_METRIC, FALSE_ALARM_RATE),
+        }
+    )
     return NEGATIVE_VERDICT if exit_code and found is not None and found.is_unexpected else DONE
 
 

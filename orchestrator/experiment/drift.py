@@ -1,4 +1,4 @@
-"""What is live against what should be: ``orch drift``."""
+"""What is live against what should be, and whether the baseline has kept its speed: ``orch drift``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from orchestrator import workspace
 from orchestrator.experiment.guards import reconcile, wanted_files
+from orchestrator.metrics import PRIMARY_METRIC
 from orchestrator.pull import pull
-from orchestrator.records import Snapshot
+from orchestrator.records import Snapshot, Target
 from orchestrator.session import Live, Session, look
+from orchestrator.speed_drift import SpeedSeries, find_speed_changes
+from orchestrator.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +39,8 @@ def find_drift(session: Session) -> FileDrift:
     session.store.record_snapshot(snapshot, "drift", wanted.by_file)
     diff = workspace.diff(wanted.files, snapshot.files)
     return FileDrift(live, wanted.digest, wanted.name, snapshot, tuple(diff))
+
+
+def find_speed_drift(store: Store, target: Target, metric: str = PRIMARY_METRIC) -> tuple[SpeedSeries, ...]:
+    """The baseline's own good starts over time, of every workload on record; asks no host."""
+    return find_speed_changes(store.baseline_values(target.host, target.name, metric))

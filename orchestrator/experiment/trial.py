@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator import bench, provenance, push, serve
+from orchestrator import bench, provenance, push, serve, telemetry
+from orchestrator.designs import EngineCounters, TelemetrySample
 from orchestrator.errors import EngineDiedError, InterruptedError_, LeaseLostError, OrchError, StaleBaseError
 from orchestrator.experiment.guards import reconcile, refuse_foreign_lease, wanted_files, with_diff
 from orchestrator.interrupts import shielded
@@ -26,6 +27,9 @@ class Trial:
     Attributes:
         status: ``ok``, ``contaminated`` (the file or the engine changed meanwhile) or ``failed``.
         compiled: what Triton compiled for it, seen while the engine ran; None when nobody looked.
+        process_after: pid and start ticks of the engine's leader after the loads; None when there was none.
+        telemetry: of each load, by concurrency; None on a host without a GPU. counters: the engine's own, just before
+            and just after each load.
     """
 
     trial_id: int
@@ -37,9 +41,30 @@ class Trial:
     status: TrialStatus = "running"
     digest_after: str | None = None
     compiled: provenance.TritonCache | None = None
+    process_after: tuple[int, int | None] | None = None
+    telemetry: dict[int, tuple[TelemetrySample, ...] | None] = field(default_factory=dict)
+    counters: dict[int, tuple[EngineCounters, EngineCounters]] = field(default_factory=dict)
 
 
 LoadWatch = Callable[[LoadProgress], None]
+
+
+def _ignore(_: int) -> None:
+    """For who does not want to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """How a trial holds its target.
+
+    Attributes:
+        ttl_s: how long the lease outlives a controller that died. keeps_lease: leave it in force at the end.
+        on_begin: told the trial's id, once it is in the record and before anything is started.
+    """
+
+    ttl_s: float = TRIAL_TTL_S
+    keeps_lease: bool = False
+    on_begin: Callable[[int], None] = _ignore
 
 
 def trial(
@@ -49,12 +74,14 @@ def trial(
     *,
     keep_running: bool = False,
     on_load: LoadWatch | None = None,
+    hold: Hold | None = None,
 ) -> Trial:
     """Restarts the engine on what is live, proves what it loaded, loads it at each concurrency, and stores all of it.
 
     Args:
         keep_running: leave the engine running at the end.
         on_load: told of the progress of each load.
+        hold: how the target is held; for the time of the trial when None.
 
     Raises:
         StaleBaseError: the live bytes are neither the baseline nor a variant that this project knows.
@@ -64,7 +91,7 @@ def trial(
     """
     live = _arm_on_host(session)
     try:
-        return _measure(session, live, workload, concurrencies, keep_running, on_load)
+        return _measure(session, live, workload, concurrencies, keep_running, on_load, hold or Hold())
     except KeyboardInterrupt:
         stays = live.name if live.deployment is not None and not live.is_clean else None
         what = f"{stays} stays live on {session.target.host} under its lease" if stays else "the host is as it was"
@@ -81,10 +108,11 @@ def _measure(
     concurrencies: Sequence[int],
     keep_running: bool,
     on_load: LoadWatch | None,
+    hold: Hold,
 ) -> Trial:
     assert live.digest is not None
     assert live.name is not None
-    with _hold(session, live) as (deployment_id, keeper):
+    with _hold(session, live, hold) as (deployment_id, keeper):
         started = Trial(
             session.store.begin_trial(
                 target=session.target.name,
@@ -98,6 +126,7 @@ def _measure(
             live.name,
             live.digest,
         )
+        hold.on_begin(started.trial_id)
         try:
             _serve_and_load(session, live, started, workload, concurrencies, keeper, on_load)
         except BaseException as exc:
@@ -143,7 +172,7 @@ def _arm_on_host(session: Session) -> Live:
 
 
 @contextlib.contextmanager
-def _hold(session: Session, live: Live) -> Iterator[tuple[int, push.LeaseKeeper]]:
+def _hold(session: Session, live: Live, hold: Hold) -> Iterator[tuple[int, push.LeaseKeeper]]:
     """Holds the target for a trial: renews the lease of a pushed variant, or takes one on the baseline.
 
     Yields:
@@ -151,7 +180,7 @@ def _hold(session: Session, live: Live) -> Iterator[tuple[int, push.LeaseKeeper]
     """
     assert live.digest is not None
     if live.deployment is not None and live.lease is not None and not live.is_clean:
-        ttl_s = max(live.lease.remaining_s, TRIAL_TTL_S)  # as long as the push asked for, but never a breath
+        ttl_s = max(live.lease.remaining_s, hold.ttl_s)  # as long as the push asked for, but never a breath
         with push.LeaseKeeper(session.remote, session.target, nonce=live.deployment.nonce, ttl_s=ttl_s) as keeper:
             yield live.deployment.id, keeper
         return
@@ -170,16 +199,17 @@ def _hold(session: Session, live: Live) -> Iterator[tuple[int, push.LeaseKeeper]
             session.remote,
             session.target,
             nonce=nonce,
-            ttl_s=TRIAL_TTL_S,
+            ttl_s=hold.ttl_s,
             holder=holder(),
             on_restore=serve.restore_script(session.engine, session.remote.scratch_dir()),
         )
-        with push.LeaseKeeper(session.remote, session.target, nonce=nonce, ttl_s=TRIAL_TTL_S) as keeper:
+        with push.LeaseKeeper(session.remote, session.target, nonce=nonce, ttl_s=hold.ttl_s) as keeper:
             yield hold_id, keeper
     finally:
         with shielded("giving the lease back"):
-            with contextlib.suppress(LeaseLostError):
-                push.unlock(session.remote, session.target, nonce=nonce)
+            if not hold.keeps_lease:
+                with contextlib.suppress(LeaseLostError):
+                    push.unlock(session.remote, session.target, nonce=nonce)
             session.store.end_deployment(hold_id, "reverted")
 
 
@@ -249,18 +279,45 @@ def _load(
         if keeper.lost is not None:
             raise keeper.lost
 
-    load = bench.run_load(
-        session.remote,
-        session.engine,
-        workload,
-        concurrency,
-        run_dir=run_dir,
-        on_progress=on_load,
-        check=refuse_lost_lease,
-    )
-    session.store.record_load(started.trial_id, load)
+    with _watched(session, started, concurrency, run_dir):
+        load = bench.run_load(
+            session.remote,
+            session.engine,
+            workload,
+            concurrency,
+            run_dir=run_dir,
+            on_progress=on_load,
+            check=refuse_lost_lease,
+        )
+    load_id = session.store.record_load(started.trial_id, load)
+    samples = started.telemetry.get(concurrency)
+    if samples:
+        session.store.record_telemetry(load_id, samples)
     bench.remove_load(session.remote, run_dir)  # its raw result is on record
     return load
+
+
+@contextlib.contextmanager
+def _watched(session: Session, started: Trial, concurrency: int, run_dir: str) -> Iterator[None]:
+    """Watches GPUs and engine during a load. Evidence only: what cannot be had is stored as not measured."""
+    remote, engine = session.remote, session.engine
+    counters: list[EngineCounters] = []
+    with contextlib.suppress(OrchError):
+        counters.append(telemetry.engine_counters(remote, engine))
+    with contextlib.suppress(OrchError):
+        telemetry.start(remote, engine, run_dir=run_dir)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OrchError):
+            telemetry.stop(remote, run_dir=run_dir)
+        raise
+    with contextlib.suppress(OrchError):
+        started.telemetry[concurrency] = telemetry.collect(remote, run_dir=run_dir)
+    with contextlib.suppress(OrchError):
+        counters.append(telemetry.engine_counters(remote, engine))
+    if len(counters) == 2:
+        started.counters[concurrency] = (counters[0], counters[1])
 
 
 def _refuse_dead_engine(session: Session, started: Trial) -> None:
@@ -280,10 +337,11 @@ def _contamination(session: Session, live: Live, started: Trial) -> list[str]:
     expected = {name: digest for name, digest in live.by_file.items() if digest is not None}
     after = look(session, "bench-after", expected)
     started.digest_after = after.digest
+    now = serve.running(session.remote, session.engine)
+    started.process_after = None if now is None else (now.pid, now.start_ticks)
     reasons = []
     if after.digest != live.digest:
         reasons.append(f"the live file changed under load: {short(live.digest)} before, {short(after.digest)} after")
-    now = serve.running(session.remote, session.engine)
     before = started.service.process
     if now is None or (now.pid, now.start_ticks) != (before.pid, before.start_ticks):
         reasons.append(

@@ -44,6 +44,8 @@ PROGRAMS = {
     "facts": (*_CONTROL, "interpreter", "facts"),
     "triton_cache": (*_CONTROL, "triton_cache"),
     "survey": (*_CONTROL, "interpreter", "survey"),
+    "telemetry": (*_CONTROL, "telemetry"),
+    "engine_counters": ("http_get", "engine_counters"),
     "try_variant": (*_CONTROL, "interpreter", "scratch", "supervised", "try_variant"),
 }
 """What each program needs, in the order of import; the last one holds ``main``."""

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from orchestrator.designs import Arm, Plan, PlannedStart
 from orchestrator.errors import StoreError
 from orchestrator.records import (
     Change,
@@ -64,6 +65,27 @@ def changes_from_json(text: str) -> tuple[Change, ...]:
 def kernels_from_json(text: str) -> tuple[TritonKernel, ...]:
     """What ``records_to_json`` made of compiled kernels."""
     return tuple(TritonKernel(**fields) for fields in json.loads(text))
+
+
+def plan_to_json(plan: Plan) -> str:
+    """A plan, whole; what is not Unicode in its texts as escapes."""
+    fields = asdict(plan)
+    for record, name in ((fields, "hypothesis"), *((arm, "message") for arm in fields["arms"])):
+        record[name] = storable_text(record[name])
+    return to_json(fields)
+
+
+def plan_from_json(text: str) -> Plan:
+    """The plan of ``plan_to_json``; equal to it."""
+    fields = json.loads(text)
+    return Plan(
+        **{
+            **fields,
+            "arms": tuple(Arm(**arm) for arm in fields["arms"]),
+            "starts": tuple(PlannedStart(**start) for start in fields["starts"]),
+            **{name: tuple(fields[name]) for name in ("concurrencies", "looks", "thresholds")},
+        }
+    )
 
 
 def texts_from_json(text: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from orchestrator.store.check_tables import create_checks
+from orchestrator.store.experiment_tables import create_experiments
 from orchestrator.version import VERSION
 
 if TYPE_CHECKING:
@@ -408,6 +409,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(3, "measurements: environments, trials, loads, requests, metrics", _create_measurements),
     Migration(4, "views: results, drift", _create_views),
     Migration(5, "checks: compiled kernels, checks, their configs; deployments name their check", create_checks),
+    Migration(6, "experiments: plans, starts, analyses, verdicts, telemetry, events", create_experiments),
 )
 
 SCHEMA_VERSION = MIGRATIONS[-1].number

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -91,6 +92,30 @@ class Reading(Database):
         )
         return {} if row is None else dict(json.loads(row[0]))
 
+    def durations(self, target: str, workload: str) -> tuple[float | None, dict[int, float], int]:
+        """What earlier good starts of a target took with a workload: medians, in seconds.
+
+        Returns:
+            Of a start without its loads (push to ready, and the end), None where there was none; of a load by
+            concurrency; and the number of starts.
+        """
+        rows = self._rows(
+            "SELECT trials.id, (julianday(trials.ended_at) - julianday(trials.started_at)) * 86400, concurrency_cap,"
+            " (julianday(loads.ended_at) - julianday(loads.started_at)) * 86400 FROM trials JOIN loads ON trial_id ="
+            " trials.id WHERE target = ? AND workload_name = ? AND trials.status = 'ok' ORDER BY trials.id",
+            (target, workload),
+        )
+        whole_s: dict[int, float] = {}
+        loaded_s: dict[int, float] = {}
+        by_cap: dict[int, list[float]] = {}
+        for trial_id, trial_s, cap, load_s in rows:
+            whole_s[trial_id] = trial_s
+            loaded_s[trial_id] = loaded_s.get(trial_id, 0.0) + load_s
+            by_cap.setdefault(cap, []).append(load_s)
+        rests_s = [max(0.0, whole_s[trial_id] - loaded_s[trial_id]) for trial_id in whole_s]
+        loads_s = {cap: statistics.median(values) for cap, values in by_cap.items()}
+        return (statistics.median(rests_s) if rests_s else None), loads_s, len(rests_s)
+
     def measurements(
         self, target: str, workload: str, metric: str = PRIMARY_METRIC, *, digest: str
     ) -> list[Measurement]:
@@ -126,13 +151,13 @@ def _measurement(digest: str, repeats: list[tuple[Any, ...]]) -> Measurement:
         arm=arm,
         digest=digest,
         concurrency_cap=cap,
-        value=_average([row[2] for row in repeats]),
+        value=average([row[2] for row in repeats]),
         started_at=started_at,
         comparison_key=_comparison_key(host, json.loads(workload), client, client_version, json.loads(facts or "{}")),
     )
 
 
-def _average(values: list[float]) -> float:
+def average(values: list[float]) -> float:
     """Geometric mean, as comparisons are of ratios; the arithmetic one where a value is not positive (a count of 0)."""
     if len(values) == 1:
         return values[0]

@@ -34,7 +34,7 @@ from tests.support.waiting import wait_until
 
 SUPPORT = Path(__file__).parent
 CHECKOUT = SUPPORT.parent.parent
-ORCH_TIMEOUT_S = 90.0
+ORCH_TIMEOUT_S = 200.0
 
 KERNEL = '''\
 """Decode attention: one program a row."""

@@ -15,8 +15,8 @@ from datetime import datetime, timezone
 from orchestrator.errors import ComparisonError, UnknownNameError
 from orchestrator.metrics import METRICS
 from orchestrator.records import NOT_RECORDED, Comparison, ConcurrencyComparison, Measurement, short
+from orchestrator.stats.family import MIN_PAIRS
 
-MIN_PAIRS = 4
 """With three starts an arm no exact rank or permutation test can reach 5 % at all."""
 
 BASELINE_LETTER, VARIANT_LETTER = "A", "B"
@@ -194,12 +194,13 @@ def _complete_pairs(
 def _no_verdict(a: Sequence[Measurement], b: Sequence[Measurement], starts: Sequence[_Start]) -> tuple[str, str]:
     """Why there is no verdict, and what to run."""
     pairs = _complete_pairs(starts, a, b)
+    what_to_run = _what_to_run(b[0].arm, sorted({m.concurrency_cap for m in (*a, *b)}))
     imbalance = _imbalance("".join(letter for _, letter in starts), pairs, a[0].arm, b[0].arm)
     if len(pairs) >= MIN_PAIRS and imbalance is None:
         return (
             f"verdicts need a planned experiment, whose order is drawn and stored before the first start; these"
             f" {len(pairs)} complete pairs are counterbalanced, but their order was chosen by hand",
-            "report the ratios together with the order of the starts; planned experiments are not in this version",
+            f"{what_to_run}; until then report the ratios together with the order of the starts",
         )
     reasons = []
     if len(pairs) < MIN_PAIRS:
@@ -209,7 +210,7 @@ def _no_verdict(a: Sequence[Measurement], b: Sequence[Measurement], starts: Sequ
         )
     if imbalance is not None:
         reasons.append(f"not counterbalanced: {imbalance}")
-    return "; ".join(reasons), _what_to_run(a[0].arm, b[0].arm, sorted({m.concurrency_cap for m in (*a, *b)}))
+    return "; ".join(reasons), what_to_run
 
 
 def _imbalance(order: str, pairs: Sequence[tuple[str, str]], a: str, b: str) -> str | None:
@@ -230,18 +231,9 @@ def _imbalance(order: str, pairs: Sequence[tuple[str, str]], a: str, b: str) -> 
     return f"{legend}, {n_ab} pair{'s' * (n_ab != 1)} began with {BASELINE_LETTER} and {n_ba} with {VARIANT_LETTER}"
 
 
-def _what_to_run(a: str, b: str, concurrencies: Sequence[int]) -> str:
-    first, second = _make_live(a), _make_live(b)
-    measure = f"`orch bench --concurrency {','.join(str(cap) for cap in concurrencies)}`"
-    return (
-        f"alternate by hand in AB BA order: {first}, {measure}, {second}, bench, bench once more,"
-        f" {first}, bench; twice that gives {MIN_PAIRS} pairs. It makes the ratio fairer, it gives no verdict:"
-        " experiments with a verdict are not in this version"
-    )
-
-
-def _make_live(arm: str) -> str:
-    return "`orch revert`" if arm == "baseline" else f"`orch push --variant {shlex.quote(arm)}`"
+def _what_to_run(variant: str, concurrencies: Sequence[int]) -> str:
+    caps = ",".join(map(str, concurrencies))
+    return f"`orch run {shlex.quote(variant)} --concurrency {caps}` plans and makes the starts that a verdict needs"
 
 
 # ---- warnings

@@ -1,4 +1,4 @@
-"""Comparison → table and JSON. Pure: takes records, gives rows and documents, and prints nothing."""
+"""Comparison of measurements taken by hand → table and JSON. Pure: prints nothing, judges nothing."""
 
 from __future__ import annotations
 

@@ -1,0 +1,77 @@
+"""The facts of a start, gathered for the gate that judges it: the trial in hand, and the starts before it on record."""
+
+from __future__ import annotations
+
+from orchestrator import admission
+from orchestrator.admission import EarlierStart, StartFacts
+from orchestrator.designs import Admission, ExperimentRecord, Plan, StartRecord
+from orchestrator.experiment.trial import Trial
+from orchestrator.records import LoadResult
+from orchestrator.session import Session
+
+
+def judge_start(
+    session: Session, plan: Plan, start: StartRecord, made: Trial, earlier: list[EarlierStart]
+) -> Admission:
+    """Whether a start may count; one that may is added to the earlier ones."""
+    facts = _facts(plan, start, made)
+    judged = admission.judge(facts, session.project.workload(plan.workload), plan, earlier)
+    if judged.is_admissible:
+        earlier.append(admission.remember(facts, plan.metric))
+    return judged
+
+
+def _facts(plan: Plan, start: StartRecord, made: Trial) -> StartFacts:
+    service = made.service
+    process = service.process if service else None
+    return StartFacts(
+        block=start.planned.block,
+        arm=start.planned.arm,
+        is_baseline=_is_baseline(plan, start.planned.arm),
+        status=made.status,
+        reasons=made.reasons,
+        digest=made.digest,
+        loaded_digest=service.proof.digest if service else None,
+        digest_before=made.digest,  # the look that named the arm
+        digest_after=made.digest_after,
+        process_before=(process.pid, process.start_ticks) if process else None,
+        process_after=made.process_after,
+        loads=tuple(made.loads),
+        telemetry=made.telemetry,
+        counters=made.counters,
+        facts=service.environment.facts if service else {},
+    )
+
+
+def _is_baseline(plan: Plan, arm: str) -> bool:
+    digests = {one.name: one.digest for one in plan.arms}
+    return digests[arm] == plan.arms[0].digest
+
+
+def earlier_starts(session: Session, record: ExperimentRecord) -> list[EarlierStart]:
+    """The admissible starts of an experiment so far, read back from the record: for one that is resumed."""
+    found = []
+    for start in sorted(record.starts, key=lambda one: one.trial_id or 0):
+        if start.status == "ok" and start.trial_id is not None:
+            loads = tuple(session.store.load(load_id) for load_id in session.store.load_ids(start.trial_id))
+            found.append(admission.remember(_remembered(record.plan, start, loads), record.plan.metric))
+    return found
+
+
+def _remembered(plan: Plan, start: StartRecord, loads: tuple[LoadResult, ...]) -> StartFacts:
+    """What of a recorded start a later one is compared with; conditions of its host are not read back."""
+    digest = next(arm.digest for arm in plan.arms if arm.name == start.planned.arm)
+    return StartFacts(
+        block=start.planned.block,
+        arm=start.planned.arm,
+        is_baseline=_is_baseline(plan, start.planned.arm),
+        status="ok",
+        reasons=(),
+        digest=digest,
+        loaded_digest=digest,
+        digest_before=digest,
+        digest_after=digest,
+        process_before=None,
+        process_after=None,
+        loads=loads,
+    )

@@ -1,0 +1,112 @@
+"""What was watched while an experiment ran: the GPUs during each load, and the events that a reader is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from orchestrator.designs import TelemetrySample
+from orchestrator.store.database import Database, insert_row, utc_now
+from orchestrator.store.encoding import check_finite, storable_text, to_json
+
+_NUMBERS = (
+    *("at_s", "power_w", "sm_clock_mhz", "memory_clock_mhz"),
+    *("temperature_c", "memory_used_bytes", "utilization_pct"),
+)
+_COLUMNS = ("load_id", "gpu", *_NUMBERS, "throttle_reasons", "foreign_pids")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEvent:
+    """One line of what ``orch run --json`` tells.
+
+    Attributes:
+        id: rises with time, over all experiments; what ``events(after=…)`` takes.
+        kind: for programs. text: for a person. detail: whatever the kind has to say.
+    """
+
+    id: int
+    experiment_id: int
+    at: str
+    kind: str
+    text: str
+    detail: Mapping[str, Any]
+
+
+class Watching(Database):
+    """Telemetry and events."""
+
+    def record_telemetry(self, load_id: int, samples: Sequence[TelemetrySample]) -> None:
+        """Keeps the samples of a load. One that is there already (same GPU, same moment) stays as it is, so that
+        the same file may be collected twice.
+
+        Raises:
+            StoreError: there is no such load, or a number is not finite.
+        """
+        rows = [_sample_row(load_id, sample) for sample in samples]
+        marks = ", ".join(f":{column}" for column in _COLUMNS)
+        with self._transaction() as connection:
+            connection.executemany(
+                f"INSERT INTO telemetry ({', '.join(_COLUMNS)}) VALUES ({marks})"
+                " ON CONFLICT (load_id, gpu, at_s) DO NOTHING",
+                rows,
+            )
+
+    def telemetry(self, load_id: int) -> tuple[TelemetrySample, ...]:
+        """The samples of a load by time, then GPU; empty where nobody looked."""
+        rows = self._rows(
+            "SELECT at_s, gpu, power_w, sm_clock_mhz, memory_clock_mhz, temperature_c, memory_used_bytes,"
+            " utilization_pct, throttle_reasons, foreign_pids FROM telemetry WHERE load_id = ? ORDER BY at_s, gpu",
+            (load_id,),
+        )
+        return tuple(_sample(*row) for row in rows)
+
+    def record_event(
+        self, experiment_id: int, kind: str, text: str, detail: Mapping[str, Any] | None = None
+    ) -> RecordedEvent:
+        """Keeps an event, and gives it back as ``events`` will.
+
+        Raises:
+            StoreError: there is no such experiment, or a number is not finite.
+        """
+        row = {
+            "experiment_id": experiment_id,
+            "at": utc_now(),
+            "kind": kind,
+            "text": storable_text(text),
+            "detail": to_json(dict(detail or {})),
+        }
+        with self._transaction() as connection:
+            event_id = insert_row(connection, "events", row)
+        return _event(event_id, *row.values())
+
+    def events(self, experiment_id: int, after: int = 0) -> tuple[RecordedEvent, ...]:
+        """The events of an experiment, in their order.
+
+        Args:
+            after: id of the last event that the caller has; 0 for all.
+        """
+        rows = self._rows(
+            "SELECT id, experiment_id, at, kind, text, detail FROM events WHERE experiment_id = ? AND id > ?"
+            " ORDER BY id",
+            (experiment_id, after),
+        )
+        return tuple(_event(*row) for row in rows)
+
+
+def _event(*columns: Any) -> RecordedEvent:
+    return replace(RecordedEvent(*columns), detail=json.loads(columns[-1]))
+
+
+def _sample(*columns: Any) -> TelemetrySample:
+    reasons, pids = (tuple(json.loads(text)) for text in columns[-2:])
+    return replace(TelemetrySample(*columns), throttle_reasons=reasons, foreign_pids=pids)
+
+
+def _sample_row(load_id: int, sample: TelemetrySample) -> dict[str, object]:
+    row = asdict(sample)
+    check_finite({name: row[name] for name in _NUMBERS}, f"telemetry of load {load_id}")
+    lists = {name: to_json(row[name]) for name in ("throttle_reasons", "foreign_pids")}
+    return {"load_id": load_id, **row, **lists}

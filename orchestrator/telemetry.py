@@ -1,0 +1,268 @@
+"""Station: a load and its engine → ``TelemetrySample``… and ``EngineCounters``: what is watched during a load.
+
+It writes into ``telemetry/`` of the load's own folder on the host and nowhere else, and touches neither load nor
+engine. Like the load, the watching program is started detached and is only asked here; a lost line costs nothing, and
+it ends by itself when the load's client ends. In ``run_dir/telemetry``, made only where there is an ``nvidia-smi``:
+
+    program.json  what the engine's Python runs, with its request
+    samples       JSON lines, as ``host/telemetry.py`` describes them
+    stop          made here, to end it
+    log           what went wrong with the program itself
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from orchestrator.clients import detached
+from orchestrator.connection import Remote
+from orchestrator.designs import EngineCounters, TelemetrySample
+from orchestrator.errors import HostUnreachableError, LineLostError, RemoteTimeoutError
+from orchestrator.host import BOOTSTRAP, bundle, engine_state_dir, run_program
+from orchestrator.records import Engine
+
+__all__ = ["collect", "engine_counters", "parse", "parse_counters", "start", "stop"]
+
+INTERVAL_S = 1.0
+DEADLINE_S = 6 * 3600.0
+"""Only for a load whose client never ends: that one has its own, shorter deadline."""
+LINE_PATIENCE_S = 120.0
+RETRY_S = 2.0
+READ_TIMEOUT_S = 300.0
+COUNTERS_TIMEOUT_S = 30.0
+MEBIBYTE = 1 << 20
+
+_T = TypeVar("_T")
+_LOST = (LineLostError, HostUnreachableError, RemoteTimeoutError)
+
+_PREPARE = (
+    detached.CLAIM
+    + r"""
+command -v nvidia-smi >/dev/null 2>&1 || exit 3
+mkdir -p -- "$1/telemetry"
+"""
+)
+_STOP = r"""
+# $1 folder of a load. The program looks for the file; nobody has to be signalled.
+[ ! -d "$1/telemetry" ] || touch -- "$1/telemetry/stop"
+"""
+_COLLECT = r"""
+# $1 folder of a load
+[ -d "$1/telemetry" ] || exit 3
+touch -- "$1/telemetry/stop" || :  # on a full disk it still ends with the load
+cat -- "$1/telemetry/samples" || :  # it may have failed to start
+"""
+_RUN = 'exec "$1" -I -S -c "$2" <"$3"'
+_NO_SMI = 3
+
+THROTTLE_BITS = {
+    0x04: "sw_power_cap",
+    0x08: "hw_slowdown",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+}
+"""Of NVML's mask of reasons for lower clocks. Idle, chosen application clocks and display clocks do not matter here."""
+_THROTTLE_COLUMNS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+
+PREEMPTIONS = (
+    "vllm:num_preemptions_total",
+    "sglang:num_retracted_requests_total",
+    "sglang:num_retracted_reqs_total",
+    "sglang:total_retracted_reqs",
+)
+"""Counters since the start; SGLang changed the name. (Its ``num_retracted_reqs`` tells of the last step only.)"""
+KV_POOLS = ("engine_kv_pages", "sglang:max_total_num_tokens")
+_KV_BLOCKS = "vllm:cache_config_info"
+
+
+def start(remote: Remote, engine: Engine, *, run_dir: str, interval_s: float = INTERVAL_S) -> None:
+    """Starts watching the host's GPUs for the load that is about to be made in ``run_dir``; safe to repeat.
+
+    Call it just before ``bench.run_load``: an earlier load in ``run_dir`` is put aside as that would do. On a host
+    without nvidia-smi, or while another load runs there, nothing is started, and that is no error.
+
+    Args:
+        run_dir: absolute folder on the host of the load; made.
+
+    Raises:
+        LineLostError, HostUnreachableError, RemoteTimeoutError: no answer for two minutes.
+        HostWriteError, RemoteCommandError: the host could not write the program, or not start it.
+    """
+    until_s = time.monotonic() + LINE_PATIENCE_S
+    if _patiently(lambda: remote.run(_PREPARE, [run_dir]), until_s).exit_code:
+        return
+    request = {
+        "run_dir": run_dir,
+        "samples_path": f"{run_dir}/telemetry/samples",
+        "state_dir": engine_state_dir(_patiently(remote.scratch_dir, until_s), engine),
+        "visible": engine.env.get("CUDA_VISIBLE_DEVICES"),
+        "interval_s": interval_s,
+        "deadline_s": DEADLINE_S,
+    }
+    program_path, log_path = f"{run_dir}/telemetry/program.json", f"{run_dir}/telemetry/log"
+    content = bundle("telemetry", request).encode("ascii")
+    _patiently(lambda: remote.write(program_path, content), until_s)
+    argv = ["/bin/sh", "-c", _RUN, "orch-telemetry", engine.python, BOOTSTRAP, program_path]
+    _patiently(lambda: remote.spawn(argv, log_path=log_path, cwd=run_dir), until_s)
+
+
+def collect(remote: Remote, *, run_dir: str) -> tuple[TelemetrySample, ...] | None:
+    """What was seen so far during the load in ``run_dir``, and ends the watching; safe to repeat.
+
+    Call it when the load has ended, before its folder is removed.
+
+    Returns:
+        The samples of the engine's GPUs by time; empty when there is a GPU and nothing could be seen of it; None when
+        the host has none, or nobody watched.
+
+    Raises:
+        LineLostError, HostUnreachableError, RemoteTimeoutError: no answer for two minutes.
+    """
+    until_s = time.monotonic() + LINE_PATIENCE_S
+    done = _patiently(lambda: remote.run(_COLLECT, [run_dir], timeout_s=READ_TIMEOUT_S), until_s)
+    return None if done.exit_code == _NO_SMI else parse(done.text)
+
+
+def stop(remote: Remote, *, run_dir: str) -> None:
+    """Ends the watching of a load that is not to go on, within a second; safe to repeat, and where nobody watches.
+
+    Raises:
+        RemoteCommandError: the folder cannot be written.
+    """
+    remote.check(_STOP, [run_dir], doing=f"end the telemetry of {run_dir}")
+
+
+def engine_counters(remote: Remote, engine: Engine) -> EngineCounters:
+    """What the engine tells at ``/metrics``, in one short look; all None where it does not answer there.
+
+    Raises:
+        EngineError: the engine's Python cannot be run.
+        RemoteCommandError: the look failed.
+    """
+    request = {
+        "url": engine.base_url.rstrip("/") + "/metrics",
+        "names": [*PREEMPTIONS, *KV_POOLS, _KV_BLOCKS],
+    }
+    doing = f"ask engine {engine.name} for its counters"
+    answer = run_program(remote, engine, "engine_counters", request, doing=doing, timeout_s=COUNTERS_TIMEOUT_S)
+    return parse_counters(answer["lines"] or ())
+
+
+def _patiently(ask: Callable[[], _T], until_s: float) -> _T:
+    """Asks again when the line is lost, until the moment ``until_s`` of the monotonic clock."""
+    while True:
+        try:
+            return ask()
+        except _LOST:
+            if time.monotonic() > until_s:
+                raise
+        time.sleep(RETRY_S)
+
+
+# ---- reading samples
+
+
+def parse(text: str) -> tuple[TelemetrySample, ...] | None:
+    """The samples file of the host's program as samples; its last line may be cut.
+
+    Kept are the GPUs that the engine was seen on; where it was seen on none (a container hides its processes), those
+    of its CUDA_VISIBLE_DEVICES; without those, all.
+
+    Returns:
+        None when the host has no GPU.
+    """
+    header, *lines = list(_json_lines(text)) or [{"gpus": {}, "error": "the program did not start"}]
+    if not header["gpus"] and header["error"] is None:
+        return None
+    rows = [line for line in lines if "row" in line]
+    used = {int(line["row"][0]) for line in rows if line["own"]}
+    can_tell = bool(used)  # the numbers that nvidia-smi gives are those of this host's processes
+    wanted = used or _visible(header) or set(header["gpus"].values())
+    columns = header.get("columns", [])
+    return tuple(_sample(line, columns, can_tell) for line in rows if int(line["row"][0]) in wanted)
+
+
+def _json_lines(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:  # the last one, while it is being written
+            return
+
+
+def _visible(header: Mapping[str, Any]) -> set[int]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, by index or by the beginning of a uuid."""
+    words = [word.strip() for word in (header.get("visible") or "").split(",") if word.strip()]
+    by_uuid = header["gpus"]
+    indexes = {int(word) for word in words if word.isdigit()} & set(by_uuid.values())
+    return indexes | {gpu for uuid, gpu in by_uuid.items() for word in words if len(word) > 4 and uuid.startswith(word)}
+
+
+def _sample(line: Mapping[str, Any], columns: Iterable[str], can_tell: bool) -> TelemetrySample:
+    row = dict(zip(columns, line["row"], strict=True))
+    used_mib = _number(row.get("memory.used"))
+    throttle = next((row[name] for name in _THROTTLE_COLUMNS if name in row), "")
+    reasons = throttle_reasons(throttle)
+    foreign = None if line["pids"] is None or not can_tell else tuple(p for p in line["pids"] if p not in line["own"])
+    unknown = [name for name, one in (("throttle_reasons", reasons), ("foreign_pids", foreign)) if one is None]
+    return TelemetrySample(
+        at_s=float(line["at_s"]),
+        gpu=int(row["index"]),
+        power_w=_number(row.get("power.draw")),
+        sm_clock_mhz=_number(row.get("clocks.sm")),
+        memory_clock_mhz=_number(row.get("clocks.mem")),
+        temperature_c=_number(row.get("temperature.gpu")),
+        memory_used_bytes=None if used_mib is None else int(used_mib * MEBIBYTE),
+        utilization_pct=_number(row.get("utilization.gpu")),
+        throttle_reasons=reasons or (),
+        foreign_pids=foreign or (),
+        unknown=tuple(unknown),
+    )
+
+
+def _number(value: str | None) -> float | None:
+    """A value of nvidia-smi; None for its many words for "not known" (``[N/A]``, ``[Insufficient Permissions]`` …)."""
+    try:
+        number = float(value or "")
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def throttle_reasons(mask: str) -> tuple[str, ...] | None:
+    """The names in a mask such as ``0x0000000000000024``; None where the driver gives none."""
+    try:
+        bits = int(mask, 16)
+    except ValueError:
+        return None
+    return tuple(name for bit, name in THROTTLE_BITS.items() if bits & bit)
+
+
+# ---- reading counters
+
+
+def parse_counters(lines: Iterable[str]) -> EngineCounters:
+    """The counters in lines of Prometheus text; several series of one name (data-parallel ranks) are added up."""
+    sums: dict[str, float] = {}
+    for line in lines:
+        series, _, value = line.rstrip().rpartition(" ")
+        name, _, labels = series.partition("{")
+        number = _blocks(labels) if name == _KV_BLOCKS else _number(value)
+        if number is not None:
+            sums[name] = sums.get(name, 0.0) + number
+    return EngineCounters(_first(sums, PREEMPTIONS), _first(sums, (_KV_BLOCKS, *KV_POOLS)))
+
+
+def _blocks(labels: str) -> float | None:
+    """vLLM tells the number of KV blocks as a label."""
+    _, found, rest = labels.partition('num_gpu_blocks="')
+    return _number(rest.partition('"')[0]) if found else None
+
+
+def _first(sums: Mapping[str, float], names: Iterable[str]) -> int | None:
+    return next((round(sums[name]) for name in names if name in sums), None)
