@@ -158,6 +158,9 @@ CHECKS_WITH_JSON = ("orch check", "orch check --sweep", "orch check --remote", "
 REPORTS_WITH_JSON = ("orch report",)
 """Documents of a whole experiment: test_report.py compares their keys."""
 
+SELFCHECK = "orch selfcheck"
+"""test_selfcheck.py compares its keys."""
+
 
 class Story:
     """One run through the whole job: what each command printed, with --json and on a terminal."""
@@ -328,7 +331,7 @@ def test_every_json_command_is_documented() -> None:
             if any(parameter.name == "is_json" for parameter in child.params):
                 speaking.add(f"orch {name} {child_name}".strip())
     assert {name.partition(" --")[0] for name in documented()} == speaking
-    assert set(documented()) == {*COMMANDS_WITH_JSON, *CHECKS_WITH_JSON, *REPORTS_WITH_JSON}
+    assert set(documented()) == {*COMMANDS_WITH_JSON, *CHECKS_WITH_JSON, *REPORTS_WITH_JSON, SELFCHECK}
 
 
 @pytest.mark.integration

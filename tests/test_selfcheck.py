@@ -105,6 +105,10 @@ def test_the_command_prints_every_claim(monkeypatch: pytest.MonkeyPatch, capsys:
     document = json.loads(capsys.readouterr().out)
     assert [one["name"] for one in document["checks"]] == [claim.name for claim in few]
     assert (document["seed"], document["n_failed"]) == (1, 0)
+    page = METHOD.with_name("json.md").read_text(encoding="utf-8")
+    example = json.loads(re.findall(r"^## orch selfcheck$.*?^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0])
+    assert document.keys() == example.keys()
+    assert document["checks"][0].keys() == example["checks"][0].keys()
 
 
 def test_the_command_fails_with_a_claim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

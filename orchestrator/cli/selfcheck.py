@@ -22,7 +22,7 @@ TITLES = {
 
 
 @click.command("selfcheck")
-@click.option("--full", "is_full", is_flag=True, help="400,000 trials a rate instead of 40,000; takes minutes.")
+@click.option("--full", "is_full", is_flag=True, help="400,000 trials a rate instead of 100,000; takes minutes.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the random numbers.")
 @json_option
 @example("orch selfcheck", "orch selfcheck --full --seed 7")

@@ -144,12 +144,13 @@ def _on_record(project: Project, target: Target) -> dict[str, Any]:
     from orchestrator import workspace
     from orchestrator.store import Store
 
-    baseline, n_trials, opened = None, 0, []
+    baseline, n_trials, opened, unfinished = None, 0, [], None
     if project.db_path.exists():
         with Store.open_read_only(project.db_path) as store:
             baseline = store.baseline(target.name)
             n_trials = len(store.trials(target.name))
             opened = store.open_deployments(target.name)
+            unfinished = store.unfinished_experiment(target.name)
     return {
         "baseline": None if baseline is None else {"digest": baseline.digest, "pulled_at": baseline.pulled_at},
         "variants": [
@@ -166,6 +167,7 @@ def _on_record(project: Project, target: Target) -> dict[str, Any]:
             n: str(e) for n, e in workspace.unreadable_variants(project.variants_root, target).items()
         },
         "n_trials": n_trials,
+        "unfinished_experiment": unfinished,
         "recorded_open": [{"variant": d.variant, "status": d.status, "started_at": d.started_at} for d in opened],
     }
 
@@ -176,6 +178,10 @@ def _print_record(out: Output, target: Target, recorded: dict[str, Any]) -> None
     out.line(f"target     {target.name} on {target.host}, kernel {target.kernel}, {counted(len(target.files), 'file')}")
     out.line(f"baseline   {shown}")
     out.line(f"record     {counted(recorded['n_trials'], 'engine start')}")
+    if recorded["unfinished_experiment"] is not None:
+        number = recorded["unfinished_experiment"]
+        words = f"experiment {number} is not finished: `orch attach` watches it, `orch resume` goes on"
+        out.line(words, style="yellow")
     for opened in recorded["recorded_open"]:
         since = f"{opened['started_at'][:19]}Z"
         out.line(f"open       {opened['variant']} {opened['status']} since {since}", style="yellow")

@@ -259,8 +259,8 @@ def _make(running: _Conduct, record: ExperimentRecord, start: StartRecord) -> No
         )
     except (StaleBaseError, ForeignEditError, LeaseHeldError, ConnectionError_):
         raise
-    except (EngineError, LeaseLostError) as exc:
-        _set_aside(running, start, Admission((str(exc),)), is_crash=True)
+    except (EngineError, LeaseLostError) as exc:  # a lease that ran out says nothing about the arm
+        _set_aside(running, start, Admission((str(exc),)), is_crash=isinstance(exc, EngineError))
         return
     admission = admitting.judge_start(running.session, running.plan, start, made, running.earlier)
     if not admission.is_admissible:

@@ -36,7 +36,7 @@ LATENCIES = ("tpot_ms_p50", "ttft_ms_p50", "ttft_ms_p99")
 def throughput(report: ExperimentReport, form: Form) -> str:
     """The plan's metric against concurrency, and below it each arm as a share of the baseline's mean."""
     plan = report.plan
-    heights = (260, 190) if form.is_narrow else (330, 200)
+    heights = (260, 190) if form.is_narrow else (290, 180)
     with figure(form, sum(heights)) as made:
         whole, shares = made.subplots(2, 1, height_ratios=heights)
         caps = sorted(plan.concurrencies)

@@ -49,7 +49,7 @@ class Form:
         return self.n_columns == 1
 
 
-WIDE = Form("wide", 960, 13.0, 3)
+WIDE = Form("wide", 840, 12.0, 3)
 NARROW = Form("narrow", 360, 12.0, 1)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.simulation.claims import Claim, Group, claims
 
-N_QUICK, N_FULL = 40_000, 400_000
+N_QUICK, N_FULL = 100_000, 400_000
 """Trials of one rate."""
 
 SURE = 3.29
