@@ -22,7 +22,10 @@ from orchestrator.inventory import template
 from tests.support.cli_project import CliProject, cli_project
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("fabric", "paramiko", "scipy", "numpy", "torch", "triton", "libcst", "rich", "sqlite_utils", "pydantic")
+HEAVY = (
+    *("fabric", "paramiko", "scipy", "numpy", "matplotlib", "jinja2", "torch", "triton", "libcst", "rich"),
+    *("sqlite_utils", "pydantic"),
+)
 
 
 def all_commands() -> Iterator[tuple[str, click.Command]]:

@@ -95,7 +95,7 @@ def _concurrency_axis(axes: Any, report: ExperimentReport, form: Form) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     span = math.log(caps[-1] / caps[0]) or 1.0
     positions = [math.log(cap / caps[0]) / span * form.width * 0.8 for cap in caps]
-    may = apart(positions, 2.3 * form.font, first=caps.index(report.plan.primary_concurrency))
+    may = apart(positions, 2.0 * form.font, first=caps.index(report.plan.primary_concurrency))
     axes.set_xticks(caps, [str(cap) if ok else "" for cap, ok in zip(caps, may, strict=True)])
     axes.set_xlabel("concurrency [requests in flight], log scale")
 
