@@ -111,7 +111,7 @@ class Estimate:
         sigma_d: SD of one paired log-ratio, the order term taken out.
         ratio, low95, high95, low90, high90: e to the estimate and to the ends of its intervals.
         p: two-sided, of no difference. order_log: the effect of being started second, a log. order_p: of none.
-        sign_flip_p: exact, of the paired differences; None below 6 pairs.
+        sign_flip_p: exact, of the paired differences; None below 6 pairs and above 20.
     """
 
     n_pairs: int
@@ -186,7 +186,8 @@ class Analysis:
         look: index into the plan's looks; None between looks, where nothing may be decided.
         threshold: nominal p of that look. n_blocks: complete ones.
         is_final: decided, or the last look. stop_reason: why to stop now; None to go on.
-        e_value: of the anytime-valid e-process at the primary, by arm; None below 2 pairs.
+        e_value: of the anytime-valid e-process at the primary, by arm; None without a pair in
+            each order.
         warnings: what a reader must know: order effect, outliers, starts set aside.
         next_step: what to run or do.
     """

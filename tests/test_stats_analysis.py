@@ -200,6 +200,15 @@ def test_a_value_missing_at_one_concurrency() -> None:
     assert any("no value at concurrency 8 in 1 of 6 blocks" in text for text in found.warnings)
 
 
+def test_too_few_values_at_one_concurrency() -> None:
+    """With 3 pairs that have a value there is an interval and no verdict, though the look has 6."""
+    plan = planned()
+    starts = [replace(s, values={64: s.values[64]}) if s.block < 3 else s for s in measured(plan, {"V1": 1.03})]
+    rows = stats.analyse(plan, starts, n_blocks=6).arms[0].rows
+    assert rows[0].estimate is not None and rows[1].verdict == "FASTER"
+    assert (rows[0].verdict, rows[0].why_no_verdict) == (None, "3 usable pairs of 4")
+
+
 def test_an_aa_experiment_that_differs_is_told() -> None:
     """The baseline against itself may differ by chance in 1 of 20."""
     plan = planned(arms=[Arm("baseline", "0"), Arm("baseline-again", "0")], is_aa=True)

@@ -39,6 +39,8 @@ def conclude(session: Session, *, force: bool = False, restart: bool = False) ->
     stored = session.store.baseline(session.target.name)
     nonce = live.nonce
     if live.is_clean and stored is not None and live.digest != stored.digest:
+        if nonce is not None:  # a lease over nothing of ours would only keep others away
+            give_back(session, nonce)
         raise ForeignEditError(
             f"{session.target.host}: nothing of orch's is deployed, and the live file ({short(live.digest)}) is not "
             f"the recorded baseline ({short(stored.digest)}): somebody else's edit, left alone",
@@ -49,17 +51,22 @@ def conclude(session: Session, *, force: bool = False, restart: bool = False) ->
     with shielded("putting the host back"):
         restoration = _restored(session, nonce, force=force)
         if nonce is not None:
-            with contextlib.suppress(LeaseLostError):
-                push.unlock(session.remote, session.target, nonce=nonce)
+            give_back(session, nonce)
         for opened in session.store.open_deployments(session.target.name):
             session.store.end_deployment(opened.id, "reverted")
         session.store.record_states(session.target.host, session.target, restoration.states, "revert", None)
-        ended = _end_engine(session)
+        ended = end_engine(session)
     _require_baseline(session, restoration, stored)
     if restart:
-        _restart(session, restoration)
+        restart_engine(session, restoration)
         ended = "restarted"
     return Concluded(restoration, ended)
+
+
+def give_back(session: Session, nonce: str) -> None:
+    """Ends our lease on a host where nothing of ours is deployed."""
+    with contextlib.suppress(LeaseLostError):
+        push.unlock(session.remote, session.target, nonce=nonce)
 
 
 def _restored(session: Session, nonce: str | None, *, force: bool) -> Restoration:
@@ -96,7 +103,7 @@ def _require_baseline(session: Session, restoration: Restoration, stored: Snapsh
         )
 
 
-def _end_engine(session: Session) -> EngineEnd:
+def end_engine(session: Session) -> EngineEnd:
     """Stops the engine that orch started, whatever it holds in memory, and with it any load that a killed orch left."""
     process = serve.running(session.remote, session.engine)
     if process is None:
@@ -106,7 +113,12 @@ def _end_engine(session: Session) -> EngineEnd:
     return "stopped"
 
 
-def _restart(session: Session, restoration: Restoration) -> None:
+def restart_engine(session: Session, restoration: Restoration) -> None:
+    """Starts the engine on the restored files, and waits until it is ready.
+
+    Raises:
+        EngineError: it did not start; the host is restored all the same.
+    """
     session.say("start", f"starting {session.engine.name} on the baseline")
     process = serve.start(session.remote, session.engine, deployed_digest=restoration.digest)
     serve.wait_ready(session.remote, session.engine, process)

@@ -1,8 +1,13 @@
-"""Put a variant live, with its intent on record before and its outcome after: ``orch push``."""
+"""Put a variant live, with its intent on record before and its outcome after: ``orch push``.
+
+``deploy_baseline`` does the same with the baseline's bytes, for an experiment: under the lease that is held already, so
+that nobody else gets in between two starts, and with the baseline's file as new as a variant's would be.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator import push, serve
@@ -19,8 +24,8 @@ from orchestrator.experiment.check import Attempt, check_if_possible
 from orchestrator.experiment.guards import reconcile, refuse_foreign_lease, wanted_files, with_diff
 from orchestrator.interrupts import shielded
 from orchestrator.project import holder
-from orchestrator.records import Deployment, Variant, short
-from orchestrator.session import Live, Session, look
+from orchestrator.records import Deployment, SourceFile, Variant, short
+from orchestrator.session import BASELINE, Live, Session, look
 
 PUSH_TTL_S = 3600.0
 """How long a pushed variant stays without anybody renewing; then the host restores itself."""
@@ -38,11 +43,19 @@ class Deployed:
     is_forced: bool
 
 
-def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S, is_forced: bool = False) -> Deployed:
+def deploy(
+    session: Session,
+    variant: Variant,
+    *,
+    ttl_s: float = PUSH_TTL_S,
+    is_forced: bool = False,
+    attempt: Attempt | None = None,
+) -> Deployed:
     """Checks a variant and puts it live: the intent is stored before the push and the outcome after it.
 
     Args:
         is_forced: push it also when it cannot launch, or is the baseline's binary.
+        attempt: the check of these very bytes, where it was made already.
 
     Raises:
         VariantError: the variant was made from another baseline than the recorded one, or the check refuses it.
@@ -57,33 +70,62 @@ def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S, is_
             f"the recorded baseline is {short(baseline.digest)}",
             next_step=f"look at `orch diff {variant.name}`, then drop it and make it again with `orch variant new`",
         )
-    session.say("check", f"checking {variant.name} {short(variant.digest)} offline")
-    attempt = check_if_possible(session.project, session.store, session.target, variant, session.report)
+    if attempt is None:
+        session.say("check", f"checking {variant.name} {short(variant.digest)} offline")
+        attempt = check_if_possible(session.project, session.store, session.target, variant, session.report)
     refusal = attempt.refusal
     if refusal is not None and not is_forced:
         raise refusal
+    session.store.record_variant(variant)
+    content = _Content(variant.name, variant.digest, variant.files, attempt, refusal is not None)
+    return Deployed(_put_live(session, content, ttl_s), attempt, refusal is not None)
+
+
+def deploy_baseline(session: Session, *, ttl_s: float) -> Deployment:
+    """Puts the baseline's bytes over what is live.
+
+    Raises:
+        StaleBaseError, LeaseHeldError, InterruptedError_: as ``deploy``.
+    """
+    baseline = session.baseline()
+    return _put_live(session, _Content(BASELINE, baseline.digest, baseline.files), ttl_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What is to be live. ``is_forced``: against the verdict of the check."""
+
+    name: str
+    digest: str
+    files: Sequence[SourceFile]
+    attempt: Attempt | None = None
+    is_forced: bool = False
+
+
+def _put_live(session: Session, content: _Content, ttl_s: float) -> Deployment:
+    """One push, on record before and after."""
     live = reconcile(session, look(session, "push"))
     refuse_foreign_lease(session, live)
-    wanted = wanted_files(session, live, baseline)
+    wanted = wanted_files(session, live, session.baseline())
     nonce = live.nonce or push.new_nonce()
-    session.store.record_variant(variant)
+    recorded = content.attempt.recorded if content.attempt else None
     deployment_id = session.store.begin_deployment(
         target=session.target.name,
         host=session.target.host,
-        variant=variant.name,
-        digest=variant.digest,
+        variant=content.name,
+        digest=content.digest,
         previous_digest=live.digest or MISSING,
         nonce=nonce,
         holder=holder(),
-        check_id=attempt.recorded.check_id if attempt.recorded else None,
-        is_forced=refusal is not None,
+        check_id=recorded.check_id if recorded else None,
+        is_forced=content.is_forced,
     )
     try:
-        session.say("push", f"pushing {variant.name} {short(variant.digest)} to {session.target.host}")
+        session.say("push", f"pushing {content.name} {short(content.digest)} to {session.target.host}")
         deployment = push.push(
             session.remote,
             session.target,
-            variant.files,
+            content.files,
             expected=wanted.by_file,
             nonce=nonce,
             holder=holder(),
@@ -105,7 +147,7 @@ def deploy(session: Session, variant: Variant, *, ttl_s: float = PUSH_TTL_S, is_
     except OrchError as exc:
         session.store.end_deployment(deployment_id, "failed", error=str(exc))
         raise
-    return Deployed(deployment, attempt, refusal is not None)
+    return deployment
 
 
 def _put_back(session: Session, nonce: str) -> str:

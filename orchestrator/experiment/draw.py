@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator import plan as plans
@@ -95,6 +95,17 @@ def cost(store: Store, plan: Plan) -> Cost | None:
     start_s, load_s, n_known = store.durations(plan.target, plan.workload)
     if start_s is None or not load_s:
         return None
-    typical_s = statistics.median(load_s.values())
-    seconds = plans.cost_s(plan, start_s, {cap: load_s.get(cap, typical_s) for cap in plan.concurrencies})
+    seconds = plans.cost_s(plan, start_s, _load_s(plan, load_s))
     return Cost(seconds[0] / 60, seconds[1] / 60, n_known)
+
+
+def start_cost_s(store: Store, plan: Plan) -> float | None:
+    """Seconds of one start of a plan with all its loads; None where that is not known yet."""
+    start_s, load_s, _ = store.durations(plan.target, plan.workload)
+    return None if start_s is None or not load_s else start_s + sum(_load_s(plan, load_s).values())
+
+
+def _load_s(plan: Plan, known_s: Mapping[int, float]) -> dict[int, float]:
+    """Of each concurrency of the plan; of one that was never measured the typical one."""
+    typical_s = statistics.median(known_s.values())
+    return {cap: known_s.get(cap, typical_s) for cap in plan.concurrencies}

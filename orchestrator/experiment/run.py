@@ -1,4 +1,4 @@
-"""A whole experiment: drawn, stored, its starts made in order, looked at where planned, and the host put back.
+"""A whole experiment: stored, its starts made in order, looked at where planned, and the host put back.
 
 ``conduct`` is the same whether an experiment begins or goes on after a crash: it asks the record which start comes
 next, and the record is written before and after every act. Owns the order; the statistics, the gate and the host's
@@ -7,58 +7,55 @@ acts are elsewhere.
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orchestrator import push, stats
+from orchestrator import stats
 from orchestrator.admission import EarlierStart
-from orchestrator.designs import Admission, Analysis, ExperimentRecord, Plan, StartRecord
+from orchestrator.designs import Admission, Analysis, ArmAnalysis, ExperimentRecord, Plan, StartRecord
 from orchestrator.errors import (
-    ConnectionError_,
     EngineError,
     ExperimentError,
-    ForeignEditError,
     InterruptedError_,
-    LeaseHeldError,
     LeaseLostError,
+    LoadError,
     OrchError,
-    StaleBaseError,
+    RevertError,
 )
-from orchestrator.experiment import admitting
-from orchestrator.experiment.conclude import Concluded, conclude
-from orchestrator.experiment.deploy import deploy
+from orchestrator.experiment import admitting, blocks
+from orchestrator.experiment.check import Attempt
+from orchestrator.experiment.conclude import conclude, end_engine, restart_engine
+from orchestrator.experiment.deploy import deploy, deploy_baseline
+from orchestrator.experiment.draw import start_cost_s
 from orchestrator.experiment.trial import Hold, LoadWatch, Trial, trial
 from orchestrator.interrupts import shielded
-from orchestrator.records import Progress, Variant, short
-from orchestrator.report.document import analysis_document
+from orchestrator.metrics import METRICS
+from orchestrator.records import Restoration, Variant, short
+from orchestrator.report.document import analysis_document, analysis_from_document
 from orchestrator.session import Session, look, read_variant
-from orchestrator.store import FinalStatus
+from orchestrator.store import EndedStartStatus, FinalStatus, RecordedEvent
 
 EXPERIMENT_TTL_S = 1800.0
 """How long the host keeps a variant of an experiment whose controller is gone; then it restores itself."""
 
-ABANDONED = "its orch ended before it was complete"
+MAX_FAILURES = 2
+"""An arm that fails so often in a row is broken, not unlucky."""
 
-MAX_CRASHES = 2
-"""An arm whose engine fails so often in a row is broken, not unlucky."""
+N_EVIDENCE_LINES = 25
 
-Emit = Callable[[str, str, Mapping[str, Any]], None]
-"""Told of each event: kind, one line for a person, and the facts for a machine."""
+Emit = Callable[[RecordedEvent], None]
+"""Told of each event, once it is on record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an experiment stands when ``conduct`` returns.
-
-    Attributes:
-        analysis: the last one; None when no block was completed.
-        concluded: the restored host.
-    """
+    """How an experiment stands when ``conduct`` returns. ``analysis`` is the last; None before a block is complete."""
 
     experiment: ExperimentRecord
     analysis: Analysis | None
-    concluded: Concluded
 
 
 @dataclass(slots=True)
@@ -75,13 +72,15 @@ class _Conduct:
     session: Session
     experiment_id: int
     plan: Plan
-    variants: Mapping[str, Variant]
     emit: Emit
-    wishes: Wishes
-    on_load: LoadWatch | None
-    ttl_s: float
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    wishes: Wishes = field(default_factory=Wishes)
+    on_load: LoadWatch | None = None
+    ttl_s: float = EXPERIMENT_TTL_S
+    began_s: float = field(default_factory=time.monotonic)
+    attempts: dict[str, Attempt] = field(default_factory=dict)
     earlier: list[EarlierStart] = field(default_factory=list)
-    crashes: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
     wrong_output: str | None = None
 
     def record(self) -> ExperimentRecord:
@@ -90,8 +89,7 @@ class _Conduct:
 
     def tell(self, kind: str, text: str, **facts: Any) -> None:
         """Records an event and hands it on."""
-        self.session.store.record_event(self.experiment_id, kind, text, facts)
-        self.emit(kind, text, facts)
+        self.emit(self.session.store.record_event(self.experiment_id, kind, text, facts))
 
 
 def conduct(
@@ -105,93 +103,149 @@ def conduct(
 ) -> Outcome:
     """Makes every start of an experiment that is not complete yet, and puts the host back, however it ends.
 
+    An error or Ctrl-C leaves the experiment open: taken up again, it goes on from the next start that is not complete.
+
     Raises:
-        StaleBaseError, ForeignEditError: somebody else changed the file; the host was put back as far as it is ours.
-        ExperimentError: a variant is no longer the one of the plan.
-        InterruptedError_: Ctrl-C; the host was put back, `orch resume` goes on.
+        StaleBaseError, ForeignEditError: somebody else changed the file; their edit is left as it is.
+        ExperimentError: a variant or the baseline is no longer the one of the plan; nothing was touched.
+        InterruptedError_: Ctrl-C; the host was put back.
         RevertError: THE HOST IS NOT RESTORED.
     """
     plan = session.store.experiment(experiment_id).plan
-    running = _Conduct(session, experiment_id, plan, _variants(session, plan), emit, wishes or Wishes(), on_load, ttl_s)
+    variants = _planned_variants(session, experiment_id, plan)
+    running = _Conduct(session, experiment_id, plan, emit, variants, wishes or Wishes(), on_load, ttl_s)
     session.store.begin_experiment(experiment_id)
-    _recover(running)
-    running.earlier = admitting.earlier_starts(session, running.record())
     try:
+        _take_up(running)
         analysis, status, reason = _run(running)
-    except KeyboardInterrupt:
-        _leave(running, "interrupted")
-        raise InterruptedError_(
-            f"interrupted: experiment {experiment_id} is stopped and the host is as it was",
+        return _end(running, analysis, status, reason)
+    except (KeyboardInterrupt, InterruptedError_):
+        trouble = _leave(running, "interrupted")
+        raise _told_how_to_go_on(experiment_id, trouble) or InterruptedError_(
+            f"interrupted: experiment {experiment_id} is stopped, the host is as it was before",
             next_step=f"`orch resume {experiment_id}` goes on, `orch report {experiment_id}` shows what there is",
         ) from None
     except OrchError as exc:
-        _leave(running, str(exc))
+        trouble = _leave(running, exc.message)
+        raise _told_how_to_go_on(experiment_id, trouble if isinstance(trouble, RevertError) else exc) or exc from exc
+    except Exception as exc:
+        _leave(running, repr(exc))
         raise
-    return _end(running, analysis, status, reason)
-
-
-def _variants(session: Session, plan: Plan) -> dict[str, Variant]:
-    """The variants of the plan, as they are in the workspace now.
-
-    Raises:
-        ExperimentError: one was edited since the plan was drawn.
-    """
-    found = {}
-    for arm in plan.arms[1:]:
-        if plan.is_aa:
-            continue
-        variant = read_variant(session.project, session.target, arm.name)
-        if variant.digest != arm.digest:
-            raise ExperimentError(
-                f"{arm.name} is {short(variant.digest)} now, the plan was drawn for {short(arm.digest)}",
-                next_step=f"put its files back (`orch query` has them by digest), or run a new `orch run {arm.name}`",
-            )
-        found[arm.name] = variant
-    return found
-
-
-def _recover(running: _Conduct) -> None:
-    """What a killed controller left: the start that was under way is none, and is made again at the same place."""
-    store = running.session.store
-    left = store.abandon_running_starts(running.experiment_id, ABANDONED)
-    for start_id in left:
-        store.repeat_start(start_id)
-    if left:
-        running.tell("recovered", "the start that was under way when orch ended is made again", n_starts=len(left))
-
-
-def _leave(running: _Conduct, reason: str) -> None:
-    """Puts the host back and keeps the experiment open for `orch resume`."""
-    with shielded("putting the host back"):
-        _put_back(running, restart=False)
-        running.tell("left", f"stopped: {reason}", reason=reason)
-
-
-def _end(running: _Conduct, analysis: Analysis | None, status: FinalStatus, reason: str | None) -> Outcome:
-    with shielded("putting the host back"):
-        concluded = _put_back(running, restart=True)
-        running.session.store.end_experiment(running.experiment_id, status, reason)
-    running.tell("end", f"experiment {running.experiment_id} is {status}", status=status, reason=reason)
-    return Outcome(running.record(), analysis, concluded)
-
-
-def _put_back(running: _Conduct, *, restart: bool) -> Concluded:
-    concluded = conclude(running.session, restart=restart)
-    digest = concluded.restoration.digest
-    running.tell("restored", f"{running.plan.target} is restored: {short(digest)}", digest=digest)
-    return concluded
 
 
 def stop(session: Session, experiment_id: int, emit: Emit) -> Outcome:
     """Ends an unfinished experiment: the host is put back, and what was measured is kept and analysed.
 
     Raises:
+        StoreError: it has ended already.
         RevertError: THE HOST IS NOT RESTORED.
     """
-    plan = session.store.experiment(experiment_id).plan
-    running = _Conduct(session, experiment_id, plan, {}, emit, Wishes(), None, EXPERIMENT_TTL_S)
-    session.store.abandon_running_starts(experiment_id, ABANDONED)
+    running = _Conduct(session, experiment_id, session.store.experiment(experiment_id).plan, emit)
+    session.store.begin_experiment(experiment_id)
+    session.store.abandon_running_starts(experiment_id, blocks.ABANDONED)
     return _end(running, _conclude_early(running), "stopped", "stopped by its user")
+
+
+def _planned_variants(session: Session, experiment_id: int, plan: Plan) -> dict[str, Variant]:
+    """The variants of the plan, as they are in the workspace now.
+
+    Raises:
+        ExperimentError: one was edited, or another baseline pulled, since the plan was drawn.
+    """
+    baseline, end_it = session.baseline(), f"`orch resume {experiment_id} --stop` ends it"
+    if baseline.digest != plan.arms[0].digest:
+        raise ExperimentError(
+            f"experiment {experiment_id} was drawn for baseline {short(plan.arms[0].digest)}, and "
+            f"{short(baseline.digest)} was pulled since",
+            next_step=end_it,
+        )
+    found = {}
+    for arm in plan.arms[1:]:
+        if arm.digest == plan.arms[0].digest:
+            continue
+        variant = read_variant(session.project, session.target, arm.name)
+        if variant.digest != arm.digest:
+            raise ExperimentError(
+                f"{arm.name} was edited since experiment {experiment_id} was drawn: it is {short(variant.digest)}, and "
+                f"was {short(arm.digest)}",
+                next_step=f"take the edit back, or {end_it}",
+            )
+        found[arm.name] = variant
+    return found
+
+
+def _take_up(running: _Conduct) -> None:
+    """Finishes what an orch that was killed left half done in the record."""
+    store = running.session.store
+    abandoned = store.abandon_running_starts(running.experiment_id, blocks.ABANDONED)
+    is_torn = blocks.tear_old_block(store, running.experiment_id)
+    blocks.mend(store, running.experiment_id)
+    running.earlier = admitting.earlier_starts(running.session, running.record())
+    if abandoned or is_torn:
+        what = "a block that was begun long ago is made again" if is_torn else "the start under way is made again"
+        running.tell("recovered", f"an earlier orch ended before its time: {what}", n_starts=len(abandoned))
+
+
+# ---- the end
+
+
+def _leave(running: _Conduct, reason: str) -> OrchError | None:
+    """Puts the host back and keeps the experiment open; returns what kept it from being put back."""
+    trouble: OrchError | None = None
+    with contextlib.suppress(KeyboardInterrupt), shielded("putting the host back"):
+        try:
+            _put_back(running)
+        except OrchError as exc:
+            trouble = exc
+            with contextlib.suppress(OrchError):
+                end_engine(running.session)
+        host = "" if trouble is None else f"; the host was not put back: {trouble.message}"
+        running.tell("left", f"{reason}{host}", reason=reason, is_restored=trouble is None)
+    return trouble
+
+
+def _told_how_to_go_on(experiment_id: int, error: OrchError | None) -> OrchError | None:
+    """The error itself, whose next step now ends with how the experiment goes on."""
+    if error is not None:
+        then = f"`orch resume {experiment_id}` goes on with the experiment, with --stop it ends it"
+        error.next_step = f"{error.next_step}; then {then}" if error.next_step else then
+    return error
+
+
+def _end(running: _Conduct, analysis: Analysis | None, status: FinalStatus, reason: str | None) -> Outcome:
+    """The host first, then the record, then the engine, for which nobody has to wait."""
+    is_patient = False
+    with contextlib.suppress(KeyboardInterrupt):  # the experiment is over: there is nothing left to interrupt
+        with shielded("putting the host back"):
+            restoration = _put_back(running)
+            running.session.store.end_experiment(running.experiment_id, status, reason)
+        is_patient = True
+    if is_patient:
+        _restart_engine(running, restoration)
+    text = f"experiment {running.experiment_id} is {status}" + (f": {reason}" if reason else "")
+    running.tell("end", text, status=status, reason=reason)
+    return Outcome(running.record(), analysis)
+
+
+def _put_back(running: _Conduct) -> Restoration:
+    restoration = conclude(running.session).restoration
+    text = f"{running.plan.target} on {running.plan.host} is the baseline {short(restoration.digest)}, proved by digest"
+    running.tell("restored", text, digest=restoration.digest)
+    return restoration
+
+
+def _restart_engine(running: _Conduct, restoration: Restoration) -> None:
+    """The host as it is used: with its engine. That it does not start changes no verdict."""
+    name = running.session.engine.name
+    try:
+        restart_engine(running.session, restoration)
+    except KeyboardInterrupt:
+        running.tell("engine", f"{name} is still starting on the baseline", is_ready=False, evidence=[])
+    except OrchError as exc:
+        evidence = list(exc.evidence[-N_EVIDENCE_LINES:])
+        running.tell("engine", f"{name} did not start again: {exc.message}", is_ready=False, evidence=evidence)
+    else:
+        running.tell("engine", f"{name} is ready again, on the baseline", is_ready=True, evidence=[])
 
 
 # ---- the starts
@@ -202,24 +256,156 @@ def _run(running: _Conduct) -> tuple[Analysis | None, FinalStatus, str | None]:
     while True:
         record = running.record()
         analysis = _look_if_due(running, record)
-        if analysis is not None and analysis.is_final:
+        if analysis is not None and analysis.stop_reason is not None:
             return analysis, _settled(analysis), analysis.stop_reason
         if running.wishes.finish_start:
             raise KeyboardInterrupt
-        following = next_start(record)
+        following = blocks.next_start(record)
         if following is None:
-            return _conclude_early(running), "exhausted", "too many starts were set aside for a further look"
+            n_lost, n_complete = blocks.n_lost(record), blocks.n_complete_blocks(record)
+            reason = f"{n_lost} starts may not count, more than may be repeated; {n_complete} blocks are complete"
+            return _conclude_early(running), "exhausted", reason
         _make(running, record, following)
-        stop = _why_stop(running)
-        if stop is not None:
-            return _conclude_early(running), "failed", stop
+        reason = _why_stop(running)
+        if reason is not None:
+            return _conclude_early(running), "failed", reason
+
+
+def _make(running: _Conduct, record: ExperimentRecord, start: StartRecord) -> None:
+    """One start, from the push to the gate."""
+    session, arm = running.session, start.planned.arm
+    _tell_start(running, record, start)
+    try:
+        _make_live(running, arm)
+        made = trial(
+            session,
+            session.project.workload(running.plan.workload),
+            running.plan.concurrencies,
+            on_load=running.on_load,
+            hold=Hold(running.ttl_s, True, lambda trial_id: session.store.begin_start(start.id, trial_id)),
+        )
+    except (EngineError, LoadError) as exc:
+        running.failures[arm] = running.failures.get(arm, 0) + 1
+        _set_aside(running, start, Admission((exc.message,)), "failed", exc.evidence)
+        return
+    except LeaseLostError as exc:  # the laptop slept too long; no fault of the arm
+        _set_aside(running, start, Admission((exc.message,)), "failed", exc.evidence)
+        return
+    running.failures[arm] = 0
+    admission = admitting.judge_start(session, running.plan, start, made, running.earlier)
+    if admission.is_admissible:
+        session.store.end_start(start.id, "ok", (), admission.flags)
+        _tell_counted(running, start, made, admission)
+        return
+    _set_aside(running, start, admission, "set-aside")
+    if admission.is_wrong_output:
+        running.wrong_output = arm
+
+
+def _make_live(running: _Conduct, arm: str) -> None:
+    """The arm's bytes on the host, under this experiment's lease; a clean host is the baseline already."""
+    variant = running.variants.get(arm)
+    if variant is not None:
+        deployed = deploy(
+            running.session, variant, ttl_s=running.ttl_s, is_forced=True, attempt=running.attempts.get(arm)
+        )
+        running.attempts[arm] = deployed.attempt
+    elif not look(running.session, "push").is_clean:
+        deploy_baseline(running.session, ttl_s=running.ttl_s)
+
+
+def _set_aside(
+    running: _Conduct,
+    start: StartRecord,
+    admission: Admission,
+    status: EndedStartStatus,
+    evidence: tuple[str, ...] = (),
+) -> None:
+    """A start that may not count takes its block with it; the block is made again, up to the plan's limit."""
+    store, block, arm = running.session.store, start.planned.block, start.planned.arm
+    store.end_start(start.id, status, admission.reasons, admission.flags)
+    blocks.mend(store, running.experiment_id)
+    running.earlier = [one for one in running.earlier if one.block != block]
+    record = running.record()
+    n_left = max(0, running.plan.max_repeats - blocks.n_lost(record) + 1)
+    what = "its block is made again" if n_left else "its block is given up, too many starts were lost"
+    running.tell(
+        "set-aside",
+        f"{arm} in block {block + 1} may not count: {'; '.join(admission.reasons)}; {what}",
+        block=block,
+        arm=arm,
+        status=status,
+        reasons=list(admission.reasons),
+        is_repeated=bool(n_left),
+        evidence=list(evidence[-N_EVIDENCE_LINES:]),
+    )
+
+
+def _why_stop(running: _Conduct) -> str | None:
+    """Why the experiment cannot go on, whatever the numbers say."""
+    if running.wrong_output is not None:
+        return f"{running.wrong_output} gives other texts than the baseline: its output is wrong"
+    broken = next((arm for arm, n in running.failures.items() if n >= MAX_FAILURES), None)
+    if broken is not None:
+        return f"{broken} failed {MAX_FAILURES} times in a row"
+    return None
+
+
+def _tell_start(running: _Conduct, record: ExperimentRecord, start: StartRecord) -> None:
+    """Which start comes, and how long there is to go: to the next look, and at most."""
+    plan, complete = running.plan, blocks.n_complete_blocks(record)
+    n_done = sum(one.status == "ok" for one in record.starts)
+    each_s = start_cost_s(running.session.store, plan)
+    planned = [one.planned.block for one in record.starts if one.status == "planned"]
+    look_at = next((n for n in plan.looks if n > complete), plan.n_blocks)
+    n_to_look = sum(block < look_at for block in planned)
+    left_s = None if each_s is None else (n_to_look * each_s, len(planned) * each_s)
+    words = "" if left_s is None else f"; look in {_minutes(left_s[0])}, {_minutes(left_s[1])} at most"
+    running.tell(
+        "start",
+        f"{n_done + 1}/{len(plan.starts)} {start.planned.arm}, block {start.planned.block + 1}{words}",
+        block=start.planned.block,
+        position=start.planned.position,
+        arm=start.planned.arm,
+        attempt=start.attempt,
+        n_done=n_done,
+        n_starts=len(plan.starts),
+        elapsed_s=time.monotonic() - running.began_s,
+        left_to_look_s=left_s[0] if left_s else None,
+        left_s=left_s[1] if left_s else None,
+    )
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _tell_counted(running: _Conduct, start: StartRecord, made: Trial, admission: Admission) -> None:
+    metric = METRICS[running.plan.metric]
+    values = {str(load.concurrency_cap): load.metrics.get(metric.name) for load in made.loads}
+    cap = running.plan.primary_concurrency
+    running.tell(
+        "counted",
+        f"{start.planned.arm}: {metric.format(values.get(str(cap)))} {metric.unit} at concurrency {cap}",
+        block=start.planned.block,
+        arm=start.planned.arm,
+        trial_id=made.trial_id,
+        metric=metric.name,
+        values=values,
+        flags=list(admission.flags),
+    )
+
+
+# ---- the looks
 
 
 def _look_if_due(running: _Conduct, record: ExperimentRecord) -> Analysis | None:
-    """The planned analysis, when its last block has just been completed, or was before orch ended."""
-    complete = n_complete_blocks(record)
-    looked_at = {made.n_blocks for made in running.session.store.analyses(running.experiment_id)}
-    return _look(running, complete) if complete in running.plan.looks and complete not in looked_at else None
+    """The planned analysis of so many complete blocks; where an orch ended right after it, the one on record."""
+    complete = blocks.n_complete_blocks(record)
+    if complete not in running.plan.looks:
+        return None
+    made = [one for one in running.session.store.analyses(running.experiment_id) if one.n_blocks == complete]
+    return analysis_from_document(made[-1].document) if made else _look(running, complete)
 
 
 def _settled(analysis: Analysis) -> FinalStatus:
@@ -228,113 +414,9 @@ def _settled(analysis: Analysis) -> FinalStatus:
     return "decided" if is_decided else "exhausted"
 
 
-def next_start(record: ExperimentRecord) -> StartRecord | None:
-    """The start that comes next: the first that is planned, in the order of blocks and positions."""
-    planned = [start for start in record.starts if start.status == "planned"]
-    return min(planned, key=lambda start: (start.planned.block, start.planned.position), default=None)
-
-
-def n_complete_blocks(record: ExperimentRecord) -> int:
-    """Blocks in which every arm has an admissible start."""
-    n_arms = len(record.plan.arms)
-    blocks = [start.planned.block for start in record.starts if start.status == "ok"]
-    return sum(blocks.count(block) == n_arms for block in set(blocks))
-
-
-def _make(running: _Conduct, record: ExperimentRecord, start: StartRecord) -> None:
-    """One start, from the push to the gate."""
-    store, arm = running.session.store, start.planned.arm
-    n_done = sum(one.status == "ok" for one in record.starts)
-    running.session.report(Progress("run", f"start of {arm}", n_done, len(running.plan.starts)))
-    running.tell("start", f"block {start.planned.block + 1}, {arm}", block=start.planned.block, arm=arm)
-    made: Trial | None = None
-    try:
-        _make_live(running, arm)
-        made = trial(
-            running.session,
-            running.session.project.workload(running.plan.workload),
-            running.plan.concurrencies,
-            on_load=running.on_load,
-            hold=Hold(running.ttl_s, True, lambda trial_id: store.begin_start(start.id, trial_id)),
-        )
-    except (StaleBaseError, ForeignEditError, LeaseHeldError, ConnectionError_):
-        raise
-    except (EngineError, LeaseLostError) as exc:  # a lease that ran out says nothing about the arm
-        _set_aside(running, start, Admission((str(exc),)), is_crash=isinstance(exc, EngineError))
-        return
-    admission = admitting.judge_start(running.session, running.plan, start, made, running.earlier)
-    if not admission.is_admissible:
-        _set_aside(running, start, admission, is_crash=False)
-        if admission.is_wrong_output:
-            running.wrong_output = arm
-        return
-    running.crashes[arm] = 0
-    store.end_start(start.id, "ok", (), admission.flags)
-    running.tell("start-ended", f"{arm}: counts", arm=arm, trial_id=made.trial_id, flags=list(admission.flags))
-
-
-def _make_live(running: _Conduct, arm: str) -> None:
-    """The arm's bytes on the host, under this experiment's lease."""
-    variant = running.variants.get(arm)
-    if variant is not None:
-        deploy(running.session, variant, ttl_s=running.ttl_s, is_forced=True)
-        return
-    live = look(running.session, "push")
-    if not live.is_clean and live.nonce is not None:
-        push.revert(running.session.remote, running.session.target, nonce=live.nonce)
-        for opened in running.session.store.open_deployments(running.session.target.name):
-            running.session.store.end_deployment(opened.id, "reverted")
-
-
-def _set_aside(running: _Conduct, start: StartRecord, admission: Admission, *, is_crash: bool) -> None:
-    """A start that may not count takes its block with it; the block is made again, up to the plan's limit."""
-    store, block, arm = running.session.store, start.planned.block, start.planned.arm
-    running.crashes[arm] = running.crashes.get(arm, 0) + 1 if is_crash else 0
-    store.end_start(start.id, "failed" if is_crash else "set-aside", admission.reasons, admission.flags)
-    running.tell("set-aside", f"{arm}: {'; '.join(admission.reasons)}", arm=arm, reasons=list(admission.reasons))
-    running.earlier = [one for one in running.earlier if one.block != block]
-    record = running.record()
-    can_repeat = _n_lost_blocks(record) <= running.plan.max_repeats
-    for one in _latest_of_block(record, block):
-        if one.status == "ok":
-            store.end_start(one.id, "set-aside", (f"its block lost the start of {arm}",), one.flags)
-        if one.status == "planned" and not can_repeat:
-            store.end_start(one.id, "set-aside", (f"not made: its block lost the start of {arm}",), ())
-        if one.status != "planned" and can_repeat:
-            store.repeat_start(one.id)
-
-
-def _latest_of_block(record: ExperimentRecord, block: int) -> list[StartRecord]:
-    """The newest attempt of each start of a block."""
-    newest: dict[int, StartRecord] = {}
-    for start in sorted(record.starts, key=lambda one: one.attempt):
-        if start.planned.block == block:
-            newest[start.planned.position] = start
-    return list(newest.values())
-
-
-def _n_lost_blocks(record: ExperimentRecord) -> int:
-    """How often a block was lost to a start that may not count; an orch that ended does not count against the limit."""
-    lost = [start for start in record.starts if start.status in ("set-aside", "failed")]
-    return len({(start.planned.block, start.attempt) for start in lost if ABANDONED not in start.reasons})
-
-
-def _why_stop(running: _Conduct) -> str | None:
-    """Why the experiment cannot go on, whatever the numbers say."""
-    if running.wrong_output is not None:
-        return f"{running.wrong_output} gives other texts than the baseline: its output is wrong"
-    broken = next((arm for arm, n in running.crashes.items() if n >= MAX_CRASHES), None)
-    if broken is not None:
-        return f"the engine failed on {broken} {MAX_CRASHES} times in a row"
-    return None
-
-
-# ---- the looks
-
-
 def _conclude_early(running: _Conduct) -> Analysis | None:
     """What the complete blocks say when it ends away from a look, on record; None before the first is complete."""
-    complete = n_complete_blocks(running.record())
+    complete = blocks.n_complete_blocks(running.record())
     return _look(running, complete, is_last=True) if complete else None
 
 
@@ -350,6 +432,12 @@ def _look(running: _Conduct, n_blocks: int, *, is_last: bool = False) -> Analysi
         analysis = replace(analysis, is_final=True)
     document = analysis_document(analysis)
     running.session.store.record_analysis(running.experiment_id, analysis, document)
-    words = ", ".join(f"{arm.arm} {arm.primary.verdict or 'no verdict'}" for arm in analysis.arms)
-    running.tell("look", f"look after {n_blocks} pairs: {words}", **document)
+    where = f"{n_blocks} pairs" if analysis.look is not None else f"{n_blocks} pairs, no planned look"
+    running.tell("look", f"{where}: {', '.join(map(_found, analysis.arms))}", analysis=document)
     return analysis
+
+
+def _found(arm: ArmAnalysis) -> str:
+    estimate = arm.primary.estimate
+    ratio = "" if estimate is None else f" {estimate.ratio:.4f} ({estimate.low95:.4f}–{estimate.high95:.4f})"
+    return f"{arm.arm} {arm.primary.verdict or 'no verdict'}{ratio}"

@@ -89,7 +89,7 @@ def trial(
         EngineError: it did not start, died, or loaded other bytes; the trial is stored as failed.
         InterruptedError_: Ctrl-C; load and engine were stopped, the trial is stored as failed. A pushed variant stays.
     """
-    live = _arm_on_host(session)
+    live = arm_on_host(session)
     try:
         return _measure(session, live, workload, concurrencies, keep_running, on_load, hold or Hold())
     except KeyboardInterrupt:
@@ -142,8 +142,13 @@ def _measure(
     return started
 
 
-def _arm_on_host(session: Session) -> Live:
-    """What is live, as an arm; refuses what orch does not know and what is no longer there."""
+def arm_on_host(session: Session) -> Live:
+    """What is live, as an arm.
+
+    Raises:
+        StaleBaseError: these bytes are neither the baseline nor a variant that this project deployed.
+        LeaseHeldError: somebody else holds the target. LeaseLostError: the pushed variant is no longer live.
+    """
     baseline = session.baseline()
     expected = {file.name: file.digest for file in baseline.files}
     deployed_before = session.store.open_deployments(session.target.name)
