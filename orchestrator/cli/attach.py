@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.exit_codes import DONE
-from orchestrator.cli.options import example, json_option, target_option
+from orchestrator.cli.options import example, target_option
 from orchestrator.cli.output import Output
+from orchestrator.cli.run_experiment import events_option, print_event, told
 
 if TYPE_CHECKING:
+    from orchestrator.designs import Analysis, ExperimentRecord
     from orchestrator.project import Project
     from orchestrator.records import Target
-    from orchestrator.store import Store
+    from orchestrator.store import RecordedEvent, Store
 
 POLL_S = 1.0
 
@@ -22,47 +23,59 @@ POLL_S = 1.0
 @click.command("attach")
 @click.argument("experiment_id", metavar="[EXPERIMENT]", type=int, required=False)
 @target_option
-@json_option
+@events_option
 @click.pass_obj
 @example("orch attach", "orch attach 3 --json")
 def command(obj: dict[str, str], experiment_id: int | None, target_name: str | None, is_json: bool) -> int:
-    """Watch an experiment that another orch of this project runs, from its first event to its last.
+    """Watch an experiment that another orch of this project runs.
 
-    Changes nothing, and ends with the experiment; Ctrl-C ends the watching alone. When no orch is at work on it any
-    more, says so, and what to run.
+    Prints every event from the first on, and ends with the experiment. Changes nothing; Ctrl-C ends the watching
+    alone. When no orch is at work on it any more, says so, and what to run.
     """
+    from orchestrator.cli.resume import chosen
     from orchestrator.errors import ExperimentError
     from orchestrator.project import Project
     from orchestrator.store import Store
 
     out = Output(is_json=is_json)
     project = Project.open(obj["inventory_path"])
-    target = project.target(target_name)
+    number, target_name = chosen(project, experiment_id, target_name)
     with Store.open_read_only(project.db_path) as store:
-        number = store.unfinished_experiment(target.name) if experiment_id is None else experiment_id
-        if number is None:
-            raise ExperimentError(f"no experiment of {target.name} is unfinished", next_step="see `orch history`")
-        _follow(out, project, target, store, number)
-        record = store.experiment(number)
-    if record.status in ("planned", "running"):
-        raise ExperimentError(
-            f"no orch is at work on experiment {number} any more",
-            next_step=f"`orch resume {number}` goes on with it; the host restores itself when its lease ends",
-        )
-    return DONE
+        record, last = _follow(out, project, project.target(target_name), store, number)
+        if record.status in ("planned", "running"):
+            is_back = last is not None and last.kind == "left" and last.detail["is_restored"]
+            raise ExperimentError(
+                f"no orch is at work on experiment {number} any more",
+                next_step=f"`orch resume {number}` goes on with it; "
+                + ("the host is restored already" if is_back else "else the host restores itself when its lease ends"),
+            )
+        return told(out, record, _last_analysis(store, number), wants_code=False)
 
 
-def _follow(out: Output, project: Project, target: Target, store: Store, number: int) -> None:
-    """Prints every event, until the experiment has ended or nobody is at work on it."""
-    from orchestrator.cli.run import print_event
+def _follow(
+    out: Output, project: Project, target: Target, store: Store, number: int
+) -> tuple[ExperimentRecord, RecordedEvent | None]:
+    """Prints every event once, until the experiment has ended or nobody is at work on it.
 
-    last = 0
+    Returns:
+        The experiment, and its last event.
+    """
+    last: RecordedEvent | None = None
     while True:
-        with project.lock(target, is_required=False) as is_free:
+        with project.lock(target, is_required=False) as is_free:  # first: what is recorded after it is still printed
             pass
-        for event in store.events(number, after=last):
-            print_event(out, event.kind, event.text, event.detail)
-            last = event.id
-        if is_free or store.experiment(number).status not in ("planned", "running"):
-            return
+        record = store.experiment(number)
+        for event in store.events(number, after=last.id if last else 0):
+            print_event(out, event)
+            last = event
+        has_ended = record.status not in ("planned", "running") and last is not None and last.kind == "end"
+        if is_free or has_ended:
+            return record, last
         time.sleep(POLL_S)
+
+
+def _last_analysis(store: Store, number: int) -> Analysis | None:
+    from orchestrator.report.document import analysis_from_document
+
+    made = store.analyses(number)
+    return analysis_from_document(made[-1].document) if made else None

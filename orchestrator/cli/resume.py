@@ -6,39 +6,37 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.options import example, json_option, target_option
+from orchestrator.cli.options import example, target_option
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress import ProgressLine
-from orchestrator.cli.run import conduct_shown, print_event, told
+from orchestrator.cli.run_experiment import Shown, conduct_shown, events_option, exit_code_option, told, ttl_option
 
 if TYPE_CHECKING:
-    from orchestrator.records import Target
-    from orchestrator.store import Store
+    from orchestrator.project import Project
 
 
 @click.command("resume")
 @click.argument("experiment_id", metavar="[EXPERIMENT]", type=int, required=False)
 @click.option("--stop", "is_stop", is_flag=True, help="End it instead: put the host back, keep what was measured.")
-@click.option(
-    "--ttl",
-    "ttl_s",
-    type=click.FloatRange(min=30),
-    default=1800,
-    show_default=True,
-    metavar="SECONDS",
-    help="The host restores itself so long after the last sign of life.",
-)
+@ttl_option
+@exit_code_option
 @target_option
-@json_option
+@events_option
 @click.pass_obj
 @example("orch resume", "orch resume 3 --stop")
 def command(
-    obj: dict[str, str], experiment_id: int | None, is_stop: bool, ttl_s: float, target_name: str | None, is_json: bool
+    obj: dict[str, str],
+    experiment_id: int | None,
+    is_stop: bool,
+    ttl_s: float,
+    wants_code: bool,
+    target_name: str | None,
+    is_json: bool,
 ) -> int:
     """Go on with an experiment whose orch was interrupted, killed or cut off.
 
-    The start that was under way is made again; every complete one counts. With --stop the host is put back and the
-    experiment is ended.
+    The start that was under way is made again; every complete one counts. A block that was begun more than an hour ago
+    is made again as a whole. With --stop the host is put back and the experiment is ended.
     """
     from orchestrator.experiment.run import stop
     from orchestrator.project import Project
@@ -46,20 +44,30 @@ def command(
 
     out = Output(is_json=is_json)
     project = Project.open(obj["inventory_path"])
-    target = project.target(target_name)
-    with ProgressLine() as progress, open_session(project, target.name, progress) as session:
-        number = _unfinished(session.store, target, experiment_id)
-        if is_stop:
-            outcome = stop(session, number, lambda kind, text, facts: print_event(out, kind, text, facts))
-        else:
-            outcome = conduct_shown(out, progress, session, number, ttl_s)
-    return told(out, outcome, wants_code=False)
+    number, target = chosen(project, experiment_id, target_name)
+    with ProgressLine() as progress, open_session(project, target, progress) as session:
+        shown = Shown(out, progress)
+        outcome = stop(session, number, shown.event) if is_stop else conduct_shown(shown, session, number, ttl_s)
+    return told(out, outcome.experiment, outcome.analysis, wants_code=wants_code)
 
 
-def _unfinished(store: Store, target: Target, number: int | None) -> int:
+def chosen(project: Project, experiment_id: int | None, target_name: str | None) -> tuple[int, str]:
+    """The experiment that is meant and its target; the unfinished one when no number is given.
+
+    Raises:
+        ExperimentError: there is none, or it is of another target than the one named.
+    """
     from orchestrator.errors import ExperimentError
+    from orchestrator.store import Store
 
-    found = store.unfinished_experiment(target.name) if number is None else number
-    if found is None:
-        raise ExperimentError(f"no experiment of {target.name} is unfinished", next_step="see `orch history`")
-    return found
+    with Store.open_read_only(project.db_path) as store:
+        if experiment_id is None:
+            target = project.target(target_name).name
+            number = store.unfinished_experiment(target)
+            if number is None:
+                raise ExperimentError(f"no experiment of {target} is unfinished", next_step="see `orch history`")
+            return number, target
+        target = store.experiment(experiment_id).plan.target
+    if target_name not in (None, target):
+        raise ExperimentError(f"experiment {experiment_id} is of {target}", next_step="leave --target out")
+    return experiment_id, target

@@ -37,6 +37,16 @@ def n_complete_blocks(record: ExperimentRecord) -> int:
     return sum(blocks.count(block) == len(record.plan.arms) for block in set(blocks))
 
 
+def next_look(record: ExperimentRecord) -> int | None:
+    """The next number of complete blocks at which the plan looks; None when the blocks left cannot reach it."""
+    complete = n_complete_blocks(record)
+    every = {start.planned.block for start in record.starts}
+    alive = [
+        block for block in every if all(s.status not in ("set-aside", "failed") for s in _newest_of(record, block))
+    ]
+    return next((look for look in record.plan.looks if complete < look <= len(alive)), None)
+
+
 def n_lost(record: ExperimentRecord) -> int:
     """How many starts may not count for a reason of their own; an orch that was killed is none."""
     return sum(start.status in ("set-aside", "failed") and _has_own_reason(start) for start in record.starts)

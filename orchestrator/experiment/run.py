@@ -11,11 +11,10 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from orchestrator import stats
 from orchestrator.admission import EarlierStart
-from orchestrator.designs import Admission, Analysis, ArmAnalysis, ExperimentRecord, Plan, StartRecord
+from orchestrator.designs import Admission, Analysis, ExperimentRecord, Plan, StartRecord
 from orchestrator.errors import (
     EngineError,
     ExperimentError,
@@ -25,14 +24,13 @@ from orchestrator.errors import (
     OrchError,
     RevertError,
 )
-from orchestrator.experiment import admitting, blocks
+from orchestrator.experiment import admitting, blocks, events
 from orchestrator.experiment.check import Attempt
 from orchestrator.experiment.conclude import conclude, end_engine, restart_engine
 from orchestrator.experiment.deploy import deploy, deploy_baseline
 from orchestrator.experiment.draw import start_cost_s
-from orchestrator.experiment.trial import Hold, LoadWatch, Trial, trial
+from orchestrator.experiment.trial import Hold, LoadWatch, trial
 from orchestrator.interrupts import shielded
-from orchestrator.metrics import METRICS
 from orchestrator.records import Restoration, Variant, short
 from orchestrator.report.document import analysis_document, analysis_from_document
 from orchestrator.session import Session, look, read_variant
@@ -43,8 +41,6 @@ EXPERIMENT_TTL_S = 1800.0
 
 MAX_FAILURES = 2
 """An arm that fails so often in a row is broken, not unlucky."""
-
-N_EVIDENCE_LINES = 25
 
 Emit = Callable[[RecordedEvent], None]
 """Told of each event, once it is on record."""
@@ -87,9 +83,9 @@ class _Conduct:
         """The experiment as the store has it now."""
         return self.session.store.experiment(self.experiment_id)
 
-    def tell(self, kind: str, text: str, **facts: Any) -> None:
+    def tell(self, kind: str, told: events.Told) -> None:
         """Records an event and hands it on."""
-        self.emit(self.session.store.record_event(self.experiment_id, kind, text, facts))
+        self.emit(self.session.store.record_event(self.experiment_id, kind, *told))
 
 
 def conduct(
@@ -121,13 +117,19 @@ def conduct(
         return _end(running, analysis, status, reason)
     except (KeyboardInterrupt, InterruptedError_):
         trouble = _leave(running, "interrupted")
-        raise _told_how_to_go_on(experiment_id, trouble) or InterruptedError_(
+        if trouble is not None:
+            _add_how_to_go_on(trouble, experiment_id)
+            raise trouble from None
+        raise InterruptedError_(
             f"interrupted: experiment {experiment_id} is stopped, the host is as it was before",
             next_step=f"`orch resume {experiment_id}` goes on, `orch report {experiment_id}` shows what there is",
         ) from None
     except OrchError as exc:
         trouble = _leave(running, exc.message)
-        raise _told_how_to_go_on(experiment_id, trouble if isinstance(trouble, RevertError) else exc) or exc from exc
+        _add_how_to_go_on(exc, experiment_id)
+        if isinstance(trouble, RevertError):
+            raise trouble from exc
+        raise
     except Exception as exc:
         _leave(running, repr(exc))
         raise
@@ -137,11 +139,16 @@ def stop(session: Session, experiment_id: int, emit: Emit) -> Outcome:
     """Ends an unfinished experiment: the host is put back, and what was measured is kept and analysed.
 
     Raises:
-        StoreError: it has ended already.
+        ExperimentError: it has ended already.
         RevertError: THE HOST IS NOT RESTORED.
     """
-    running = _Conduct(session, experiment_id, session.store.experiment(experiment_id).plan, emit)
-    session.store.begin_experiment(experiment_id)
+    record = session.store.experiment(experiment_id)
+    if record.status not in ("planned", "running"):
+        raise ExperimentError(
+            f"experiment {experiment_id} has ended: it is {record.status}",
+            next_step="`orch revert` puts the host back, whatever is live there",
+        )
+    running = _Conduct(session, experiment_id, record.plan, emit)
     session.store.abandon_running_starts(experiment_id, blocks.ABANDONED)
     return _end(running, _conclude_early(running), "stopped", "stopped by its user")
 
@@ -183,7 +190,7 @@ def _take_up(running: _Conduct) -> None:
     running.earlier = admitting.earlier_starts(running.session, running.record())
     if abandoned or is_torn:
         what = "a block that was begun long ago is made again" if is_torn else "the start under way is made again"
-        running.tell("recovered", f"an earlier orch ended before its time: {what}", n_starts=len(abandoned))
+        running.tell("recovered", (f"an earlier orch ended before its time: {what}", {"n_starts": len(abandoned)}))
 
 
 # ---- the end
@@ -200,16 +207,13 @@ def _leave(running: _Conduct, reason: str) -> OrchError | None:
             with contextlib.suppress(OrchError):
                 end_engine(running.session)
         host = "" if trouble is None else f"; the host was not put back: {trouble.message}"
-        running.tell("left", f"{reason}{host}", reason=reason, is_restored=trouble is None)
+        running.tell("left", (f"{reason}{host}", {"reason": reason, "is_restored": trouble is None}))
     return trouble
 
 
-def _told_how_to_go_on(experiment_id: int, error: OrchError | None) -> OrchError | None:
-    """The error itself, whose next step now ends with how the experiment goes on."""
-    if error is not None:
-        then = f"`orch resume {experiment_id}` goes on with the experiment, with --stop it ends it"
-        error.next_step = f"{error.next_step}; then {then}" if error.next_step else then
-    return error
+def _add_how_to_go_on(error: OrchError, experiment_id: int) -> None:
+    then = f"`orch resume {experiment_id}` goes on with the experiment, with --stop it ends it"
+    error.next_step = f"{error.next_step}; then {then}" if error.next_step else then
 
 
 def _end(running: _Conduct, analysis: Analysis | None, status: FinalStatus, reason: str | None) -> Outcome:
@@ -222,30 +226,30 @@ def _end(running: _Conduct, analysis: Analysis | None, status: FinalStatus, reas
         is_patient = True
     if is_patient:
         _restart_engine(running, restoration)
-    text = f"experiment {running.experiment_id} is {status}" + (f": {reason}" if reason else "")
-    running.tell("end", text, status=status, reason=reason)
+    text = f"experiment {running.experiment_id} is {events.ending(status, reason)}"
+    running.tell("end", (text, {"status": status, "reason": reason}))
     return Outcome(running.record(), analysis)
 
 
 def _put_back(running: _Conduct) -> Restoration:
     restoration = conclude(running.session).restoration
     text = f"{running.plan.target} on {running.plan.host} is the baseline {short(restoration.digest)}, proved by digest"
-    running.tell("restored", text, digest=restoration.digest)
+    running.tell("restored", (text, {"digest": restoration.digest}))
     return restoration
 
 
 def _restart_engine(running: _Conduct, restoration: Restoration) -> None:
     """The host as it is used: with its engine. That it does not start changes no verdict."""
-    name = running.session.engine.name
+    name, is_ready = running.session.engine.name, False
+    evidence: tuple[str, ...] = ()
     try:
         restart_engine(running.session, restoration)
+        text, is_ready = f"{name} is ready again, on the baseline", True
     except KeyboardInterrupt:
-        running.tell("engine", f"{name} is still starting on the baseline", is_ready=False, evidence=[])
+        text = f"{name} is still starting on the baseline"
     except OrchError as exc:
-        evidence = list(exc.evidence[-N_EVIDENCE_LINES:])
-        running.tell("engine", f"{name} did not start again: {exc.message}", is_ready=False, evidence=evidence)
-    else:
-        running.tell("engine", f"{name} is ready again, on the baseline", is_ready=True, evidence=[])
+        text, evidence = f"{name} did not start again: {exc.message}", exc.evidence
+    running.tell("engine", (text, {"is_ready": is_ready, "evidence": list(evidence)}))
 
 
 # ---- the starts
@@ -261,20 +265,21 @@ def _run(running: _Conduct) -> tuple[Analysis | None, FinalStatus, str | None]:
         if running.wishes.finish_start:
             raise KeyboardInterrupt
         following = blocks.next_start(record)
-        if following is None:
+        if following is None or blocks.next_look(record) is None:
             n_lost, n_complete = blocks.n_lost(record), blocks.n_complete_blocks(record)
-            reason = f"{n_lost} starts may not count, more than may be repeated; {n_complete} blocks are complete"
+            reason = f"{n_lost} starts may not count, and no look can be reached any more from {n_complete} blocks"
             return _conclude_early(running), "exhausted", reason
         _make(running, record, following)
-        reason = _why_stop(running)
-        if reason is not None:
-            return _conclude_early(running), "failed", reason
+        why = _why_stop(running)
+        if why is not None:
+            return _conclude_early(running), "failed", why
 
 
 def _make(running: _Conduct, record: ExperimentRecord, start: StartRecord) -> None:
     """One start, from the push to the gate."""
     session, arm = running.session, start.planned.arm
-    _tell_start(running, record, start)
+    each_s = start_cost_s(session.store, running.plan)
+    running.tell("start", events.start_begins(record, start, each_s, time.monotonic() - running.began_s))
     try:
         _make_live(running, arm)
         made = trial(
@@ -295,7 +300,7 @@ def _make(running: _Conduct, record: ExperimentRecord, start: StartRecord) -> No
     admission = admitting.judge_start(session, running.plan, start, made, running.earlier)
     if admission.is_admissible:
         session.store.end_start(start.id, "ok", (), admission.flags)
-        _tell_counted(running, start, made, admission)
+        running.tell("counted", events.start_counts(running.plan, start, made.trial_id, made.loads, admission))
         return
     _set_aside(running, start, admission, "set-aside")
     if admission.is_wrong_output:
@@ -322,23 +327,12 @@ def _set_aside(
     evidence: tuple[str, ...] = (),
 ) -> None:
     """A start that may not count takes its block with it; the block is made again, up to the plan's limit."""
-    store, block, arm = running.session.store, start.planned.block, start.planned.arm
+    store = running.session.store
     store.end_start(start.id, status, admission.reasons, admission.flags)
     blocks.mend(store, running.experiment_id)
-    running.earlier = [one for one in running.earlier if one.block != block]
-    record = running.record()
-    n_left = max(0, running.plan.max_repeats - blocks.n_lost(record) + 1)
-    what = "its block is made again" if n_left else "its block is given up, too many starts were lost"
-    running.tell(
-        "set-aside",
-        f"{arm} in block {block + 1} may not count: {'; '.join(admission.reasons)}; {what}",
-        block=block,
-        arm=arm,
-        status=status,
-        reasons=list(admission.reasons),
-        is_repeated=bool(n_left),
-        evidence=list(evidence[-N_EVIDENCE_LINES:]),
-    )
+    running.earlier = [one for one in running.earlier if one.block != start.planned.block]
+    is_repeated = blocks.n_lost(running.record()) <= running.plan.max_repeats
+    running.tell("set-aside", events.start_is_lost(start, admission, is_repeated=is_repeated, evidence=evidence))
 
 
 def _why_stop(running: _Conduct) -> str | None:
@@ -349,51 +343,6 @@ def _why_stop(running: _Conduct) -> str | None:
     if broken is not None:
         return f"{broken} failed {MAX_FAILURES} times in a row"
     return None
-
-
-def _tell_start(running: _Conduct, record: ExperimentRecord, start: StartRecord) -> None:
-    """Which start comes, and how long there is to go: to the next look, and at most."""
-    plan, complete = running.plan, blocks.n_complete_blocks(record)
-    n_done = sum(one.status == "ok" for one in record.starts)
-    each_s = start_cost_s(running.session.store, plan)
-    planned = [one.planned.block for one in record.starts if one.status == "planned"]
-    look_at = next((n for n in plan.looks if n > complete), plan.n_blocks)
-    n_to_look = sum(block < look_at for block in planned)
-    left_s = None if each_s is None else (n_to_look * each_s, len(planned) * each_s)
-    words = "" if left_s is None else f"; look in {_minutes(left_s[0])}, {_minutes(left_s[1])} at most"
-    running.tell(
-        "start",
-        f"{n_done + 1}/{len(plan.starts)} {start.planned.arm}, block {start.planned.block + 1}{words}",
-        block=start.planned.block,
-        position=start.planned.position,
-        arm=start.planned.arm,
-        attempt=start.attempt,
-        n_done=n_done,
-        n_starts=len(plan.starts),
-        elapsed_s=time.monotonic() - running.began_s,
-        left_to_look_s=left_s[0] if left_s else None,
-        left_s=left_s[1] if left_s else None,
-    )
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-def _tell_counted(running: _Conduct, start: StartRecord, made: Trial, admission: Admission) -> None:
-    metric = METRICS[running.plan.metric]
-    values = {str(load.concurrency_cap): load.metrics.get(metric.name) for load in made.loads}
-    cap = running.plan.primary_concurrency
-    running.tell(
-        "counted",
-        f"{start.planned.arm}: {metric.format(values.get(str(cap)))} {metric.unit} at concurrency {cap}",
-        block=start.planned.block,
-        arm=start.planned.arm,
-        trial_id=made.trial_id,
-        metric=metric.name,
-        values=values,
-        flags=list(admission.flags),
-    )
 
 
 # ---- the looks
@@ -432,12 +381,5 @@ def _look(running: _Conduct, n_blocks: int, *, is_last: bool = False) -> Analysi
         analysis = replace(analysis, is_final=True)
     document = analysis_document(analysis)
     running.session.store.record_analysis(running.experiment_id, analysis, document)
-    where = f"{n_blocks} pairs" if analysis.look is not None else f"{n_blocks} pairs, no planned look"
-    running.tell("look", f"{where}: {', '.join(map(_found, analysis.arms))}", analysis=document)
+    running.tell("look", events.look_made(analysis))
     return analysis
-
-
-def _found(arm: ArmAnalysis) -> str:
-    estimate = arm.primary.estimate
-    ratio = "" if estimate is None else f" {estimate.ratio:.4f} ({estimate.low95:.4f}–{estimate.high95:.4f})"
-    return f"{arm.arm} {arm.primary.verdict or 'no verdict'}{ratio}"

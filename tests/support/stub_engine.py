@@ -1,12 +1,16 @@
 """A completions server whose truth is known: when it sends each chunk, and what is wrong with which answer.
 
 ``python stub_engine.py --ttft-ms 20 --itl-ms 5 --fault 3=error:5`` prints ``listening PORT`` and serves
-``POST /v1/completions`` (streamed), ``GET /health``, ``POST /flush_cache`` and ``GET /log``, one JSON line for each
-request with the moments at which its chunks were handed to the socket, on the machine's monotonic clock, which
-``time.perf_counter`` of another process on the same Linux machine shares.
+``POST /v1/completions`` (streamed), ``GET /health``, ``POST /flush_cache``, ``GET /truth`` (how it is paced) and
+``GET /log``, one JSON line for each request with the moments at which its chunks were handed to the socket, on the
+machine's monotonic clock, which ``time.perf_counter`` of another process on the same Linux machine shares.
 
 Chunks follow an absolute schedule: chunk k leaves at received + ttft + k × itl, so lateness never adds up. The loop
 waits with ``select``, whose timeouts are exact to microseconds (those of epoll are whole milliseconds).
+
+It can be of a kernel's kind: with ``--kernel-file FILE`` it reads that file when it starts, and ``--pace TEXT=FACTOR``
+(times longer), ``--odd TEXT`` (other words), ``--broken TEXT`` (ends while it starts) hold where the file has the text.
+``--fault-file FILE`` holds more faults, a line each, which are read with every request.
 
 Faults, ``--fault INDEX=MODE[:K]`` by order of arrival (``all`` for every request; ``--skip N`` numbers from the N-th):
     http:STATUS   answers with that status         hang-up      closes the connection without an answer
@@ -26,6 +30,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import math
 import os
 import selectors
 import struct
@@ -113,13 +118,23 @@ class Truth:
     n_flushes: int = 0
     n_connections: int = 0
     pieces: dict[int, bytes] = field(default_factory=dict)
+    word: str = "w"
+    fault_file: Path | None = None
+
+    def fault_of(self, index: int) -> Fault:
+        """What goes wrong with a request."""
+        if self.fault_file is not None and self.fault_file.exists():
+            told = dict(map(read_fault, self.fault_file.read_text().split()))
+            if index >= 0 and (str(index) in told or "all" in told):
+                return told.get(str(index)) or told["all"]
+        return self.faults.get(index, self.every if index >= 0 else Fault())
 
     def piece(self, k: int, is_empty: bool) -> bytes:
         """Chunk k; made once, so that a fast stub is not busy with JSON."""
         if is_empty:
             return choice_event("")
         if k not in self.pieces:
-            self.pieces[k] = choice_event(f' "w{k}"')
+            self.pieces[k] = choice_event(f' "{self.word}{k}"')
         return self.pieces[k]
 
 
@@ -228,6 +243,8 @@ class Server(asyncio.Protocol):
             self.truth.n_flushes += 1
         state = {"n_flushes": self.truth.n_flushes, "n_connections": self.truth.n_connections}
         body = json.dumps(state)
+        if path == "/truth":
+            body = json.dumps({"ttft_s": self.truth.ttft_s, "itl_s": self.truth.itl_s})
         if path == "/log":
             body = "\n".join(json.dumps(vars(served)) for served in self.truth.served)
         self._respond(404 if path == "/nowhere" else 200, body.encode())
@@ -243,7 +260,7 @@ class Server(asyncio.Protocol):
         digest = hashlib.sha256(struct.pack(f"<{len(ids)}I", *ids)).hexdigest()
         served = Served(index, digest, len(ids), request["max_tokens"], now, truth.n_in_flight, self.number)
         truth.served.append(served)
-        fault = truth.faults.get(index, truth.every if index >= 0 else Fault())
+        fault = truth.fault_of(index)
         if fault.mode in ("http", "hang-up", "not-stream"):
             truth.n_in_flight -= 1
             served.ended_s = now
@@ -282,11 +299,26 @@ def main() -> None:
     parser.add_argument("--itl-ms", type=float, default=1.0)
     parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--fault", type=read_fault, action="append", default=[])
+    parser.add_argument("--fault-file", type=Path)
+    parser.add_argument("--kernel-file", type=Path)
+    for name in ("--pace", "--odd", "--broken"):
+        parser.add_argument(name, action="append", default=[])
     given = parser.parse_args()
+    kernel = given.kernel_file.read_text() if given.kernel_file else ""
+    if any(text in kernel for text in given.broken):
+        raise SystemExit("RuntimeError: no kernel image is available for execution on the device")
+    paces = [one.rpartition("=") for one in given.pace]
+    factor = math.prod(float(value) for text, _, value in paces if text in kernel)
     faults = dict(given.fault)
     every = faults.pop("all", Fault())
     truth = Truth(
-        given.ttft_ms / 1000, given.itl_ms / 1000, {int(i): one for i, one in faults.items()}, every, given.skip
+        factor * given.ttft_ms / 1000,
+        factor * given.itl_ms / 1000,
+        {int(i): one for i, one in faults.items()},
+        every,
+        given.skip,
+        word="odd" if any(text in kernel for text in given.odd) else "w",
+        fault_file=given.fault_file,
     )
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     with contextlib.suppress(KeyboardInterrupt):
