@@ -15,7 +15,8 @@ import click
 import pytest
 
 from orchestrator import errors
-from orchestrator.cli import COMMANDS, orch, run
+from orchestrator.cli import COMMANDS, orch
+from orchestrator.cli import run_command as run
 from orchestrator.cli.exit_codes import MEANINGS, exit_code_of
 from orchestrator.cli.reference import reference
 from orchestrator.inventory import template
@@ -132,7 +133,7 @@ def used_project(tmp_path: Path) -> Iterator[CliProject]:
 
 def imported_by(folder: Path, *words: str) -> set[str]:
     """The packages that a fresh ``orch WORDS`` imports."""
-    program = "import sys, json\nfrom orchestrator.cli import run\ncode = run(sys.argv[1:])\n"
+    program = "import sys, json\nfrom orchestrator.cli import run_command as run\ncode = run(sys.argv[1:])\n"
     program += "sys.stderr.write(json.dumps([code, sorted({name.partition('.')[0] for name in sys.modules})]))"
     done = subprocess.run(
         [sys.executable, "-c", program, *words], capture_output=True, text=True, check=True, cwd=folder

@@ -28,7 +28,10 @@ from orchestrator.records import (
 )
 from tests.support.tiny_host import SUPPORT, TinyHost, until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests look into /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="the tests look into /proc"),
+]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.cli import run
+from orchestrator.cli import run_command as run
 from orchestrator.simulation import check as checking
 from orchestrator.simulation import check_all, planned
 from orchestrator.simulation.check import check, wilson

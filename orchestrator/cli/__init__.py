@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "push": ("push", "Put a variant live: compare-and-swap, atomic, verified."),
     "bench": ("bench", "Restart the engine, prove what it loaded, load it, store the numbers."),
     "plan": ("plan", "Tell how many pairs an effect needs, and what that costs."),
-    "run": ("run_experiment", "Run a whole experiment: planned pairs of starts, a verdict with a known error rate."),
+    "run": ("run", "Run a whole experiment: planned pairs of starts, a verdict with a known error rate."),
     "attach": ("attach", "Watch an experiment that another orch of this project runs."),
     "resume": ("resume", "Go on with an experiment whose orch was interrupted, killed or cut off."),
     "compare": ("compare", "Ratio of a variant to the baseline at each concurrency."),
@@ -102,13 +102,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = run(argv)
+        code = run_command(argv)
     except KeyboardInterrupt:  # one more, while the first was being told
         code = INTERRUPTED
     sys.exit(code)
 
 
-def run(argv: Sequence[str] | None = None) -> int:
+def run_command(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code; no anticipated error shows a traceback."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:

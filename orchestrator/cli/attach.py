@@ -9,7 +9,7 @@ import click
 
 from orchestrator.cli.options import example, target_option
 from orchestrator.cli.output import Output
-from orchestrator.cli.run_experiment import events_option, print_event, told
+from orchestrator.cli.run import events_option, print_event, told
 
 if TYPE_CHECKING:
     from orchestrator.designs import Analysis, ExperimentRecord

@@ -87,7 +87,7 @@ def planned_verdict(
 
 
 def _print_planned(out: Output, planned: tuple[ExperimentRecord, Analysis]) -> None:
-    from orchestrator.cli.run_experiment import print_analysis
+    from orchestrator.cli.run import print_analysis
     from orchestrator.report.document import analysis_document
 
     record, analysis = planned

@@ -22,7 +22,7 @@ def command(folder: Path | None, device: str) -> None:
     loopback and a small real decode engine on it, then: pull, two variants, push, bench, compare, drift, revert.
     About two minutes on two cores. Ctrl-C at any moment leaves nothing running and the file restored.
     """
-    from orchestrator.cli import run
+    from orchestrator.cli import run_command as run
     from orchestrator.demo.story import play
     from orchestrator.errors import InterruptedError_
 

@@ -9,7 +9,7 @@ import click
 
 from orchestrator.cli.options import example, json_option, target_option
 from orchestrator.cli.output import Output
-from orchestrator.cli.run_experiment import Percent
+from orchestrator.cli.run import Percent
 from orchestrator.cli.table import Table
 
 if TYPE_CHECKING:

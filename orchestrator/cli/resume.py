@@ -9,7 +9,7 @@ import click
 from orchestrator.cli.options import example, target_option
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress import ProgressLine
-from orchestrator.cli.run_experiment import Shown, conduct_shown, events_option, exit_code_option, told, ttl_option
+from orchestrator.cli.run import Shown, conduct_shown, events_option, exit_code_option, told, ttl_option
 
 if TYPE_CHECKING:
     from orchestrator.project import Project

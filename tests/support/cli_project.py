@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import run
+from orchestrator.cli import run_command as run
 from orchestrator.project import Project
 from orchestrator.records import Environment
 from orchestrator.store import Store

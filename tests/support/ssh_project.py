@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import run
+from orchestrator.cli import run_command as run
 from orchestrator.demo.ssh_host import ThrowawaySshHost, find_sshd
 from tests.support.cli_project import Ran
 from tests.support.tcp_proxy import TcpProxy

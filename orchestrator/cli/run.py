@@ -271,7 +271,8 @@ class Shown:
         """Asked at the first Ctrl-C; whether to go on until the start under way is complete."""
         if not sys.stdin.isatty():
             return False
-        click.echo("\nfinish the start under way [f], or stop now [s]? The host is put back either way. ", err=True, nl=False)
+        words = "\nfinish the start under way [f], or stop now [s]? The host is put back either way. "
+        click.echo(words, err=True, nl=False)
         wishes.finish_start = sys.stdin.readline().strip().lower().startswith("f")
         return wishes.finish_start
 
