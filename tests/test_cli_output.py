@@ -155,6 +155,8 @@ COMMANDS_WITH_JSON = (
 )
 CHECKS_WITH_JSON = ("orch check", "orch check --sweep", "orch check --remote", "orch variant new --from-sweep")
 """Documents with keys of their own; these need a kernel that can be checked, so another project."""
+EXPERIMENTS_WITH_JSON = ("orch run", "orch run --dry-run", "orch attach", "orch resume", "orch plan")
+"""Held to docs/json.md by tests/integration/test_run_*.py, which have experiments."""
 REPORTS_WITH_JSON = ("orch report",)
 """Documents of a whole experiment: test_report.py compares their keys."""
 
@@ -261,6 +263,21 @@ BY_NAME = (
 """Objects whose keys are names of the user, of metrics.py or of another program."""
 
 
+AS_IN_REPORT = "as in orch report"
+
+
+def event_disagreements(lines: list[dict[str, Any]]) -> list[str]:
+    """Where the lines of ``orch run --json`` have other keys than the documented example of their event."""
+    examples = {example["event"]: example for example in documented()["orch run"]}
+    report = documented()["orch report"]
+    found = []
+    for line in lines:
+        example = examples[line["event"]]
+        filled = {key: report[key] if value == AS_IN_REPORT else value for key, value in example.items()}
+        found += disagreements(line, filled, line["event"])
+    return found
+
+
 def disagreements(real: Any, example: Any, where: str = "document") -> list[str]:
     """Where a document has other keys or kinds of values than the documented example."""
     if real is None or example is None:
@@ -331,7 +348,10 @@ def test_every_json_command_is_documented() -> None:
             if any(parameter.name == "is_json" for parameter in child.params):
                 speaking.add(f"orch {name} {child_name}".strip())
     assert {name.partition(" --")[0] for name in documented()} == speaking
-    assert set(documented()) == {*COMMANDS_WITH_JSON, *CHECKS_WITH_JSON, *REPORTS_WITH_JSON, SELFCHECK}
+    assert set(documented()) == {
+        *(*COMMANDS_WITH_JSON, *CHECKS_WITH_JSON, *EXPERIMENTS_WITH_JSON, *REPORTS_WITH_JSON),
+        SELFCHECK,
+    }
 
 
 @pytest.mark.integration

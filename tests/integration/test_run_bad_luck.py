@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.run_project import RunProject, run_project
+from tests.test_cli_output import event_disagreements
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -50,6 +52,7 @@ def test_bad_starts_are_made_again_and_the_verdict_is_the_same(project: RunProje
     assert not left["is_restored"] and (project.engines(), project.loads()) == ([], [])
     project.live.write_text(ours)
     told = project.run("resume")
+    assert event_disagreements([json.loads(line) for line in ran.out.splitlines()] + told) == []
     stalled, killed, edited = reasons(project)
     assert "1 of 8 requests failed" in stalled
     assert "died under load" in killed

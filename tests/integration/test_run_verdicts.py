@@ -12,6 +12,7 @@ import pytest
 from tests.support.run_project import RunProject, run_project
 from tests.support.ssh_project import RunningOrch
 from tests.support.waiting import wait_until
+from tests.test_cli_output import disagreements, documented, event_disagreements
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -55,7 +56,11 @@ def test_planted_effects_are_found(project: RunProject) -> None:
     assert watched.code == 0, watched.err
     assert lines(watching) == told, "attach tells every event once, and the same result"
     assert project.is_restored(n_engines=1)
-    project.done("report", "--html", str(project.folder / "report.html"))
+    assert event_disagreements(told) == []
+    dry_example = {**documented()["orch run --dry-run"], "plan": documented()["orch report"]["plan"]}
+    assert disagreements(dry[0], dry_example) == []
+    assert disagreements(project.done("plan", "--json").document, documented()["orch plan"]) == []
+    assert disagreements(project.done("report", "--json").document, documented()["orch report"]) == []
     again = project.orch("resume", "1")
     assert again.code == 1 and "experiment 1 has ended: it is decided" in again.error
     assert lines(project_attach(project)) == told, "attaching to one that has ended tells all of it too"
