@@ -12,7 +12,7 @@ from orchestrator.cli.exit_codes import DONE, FAILED, NEGATIVE_VERDICT
 from orchestrator.cli.options import Concurrencies, example, target_option
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress import ProgressLine
-from orchestrator.cli.table import Table
+from orchestrator.cli.table import Table, fold
 
 if TYPE_CHECKING:
     from orchestrator.designs import Analysis, ExperimentRecord, Plan
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from orchestrator.records import LoadProgress, Target, Variant
     from orchestrator.session import Session
     from orchestrator.store import RecordedEvent, Store
+
+WIDTH = 80
+"""Of a title, where a terminal is no wider."""
 
 STYLES = {
     "plan": "bold",
@@ -158,7 +161,7 @@ def _dry_run(out: Output, plan: Plan, expected: Cost | None) -> int:
     from orchestrator.report.document import plan_document
 
     print_plan(out, plan, expected)
-    out.line(f"nothing was started or stored; the same command with --seed {plan.seed} instead of --dry-run runs this")
+    out.line(f"nothing was started; with --seed {plan.seed} instead of --dry-run this very plan runs")
     minutes = {
         "first_look_min": None if expected is None else expected.first_look_min,
         "last_look_min": None if expected is None else expected.last_look_min,
@@ -173,7 +176,7 @@ def print_plan(out: Output, plan: Plan, expected: Cost | None) -> None:
     out.line(f"{plan.target} on {plan.host}: {arms}; {len(plan.starts)} starts in {plan.n_blocks} blocks", style="bold")
     out.line(f"decides  {plan.metric} at concurrency {plan.primary_concurrency}, margin {100 * plan.margin:g} %")
     looks = ", ".join(f"{n} (p < {p:.4f})" for n, p in zip(plan.looks, plan.thresholds, strict=True))
-    out.line(f"looks    after pairs {looks}; overall 5 %")
+    out.line(f"looks    at {looks} pairs; 5 % overall")
     letters = {arm.name: "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[i % 26] for i, arm in enumerate(plan.arms)}
     orders: dict[int, str] = {}
     for start in plan.starts:
@@ -264,7 +267,7 @@ class Shown:
 
         left_s = load.elapsed_s / load.n_done * (load.n_total - load.n_done) if load.n_done else None
         text = f"concurrency {load.concurrency_cap}"
-        now = self._start if load.phase == "load" else f"{self._start}, {load.phase}"
+        now = f"{self._start}," if load.phase == "load" else f"{self._start}, {load.phase}"
         self.progress(Progress("load", text, load.n_done, load.n_total, load.elapsed_s, left_s, now))
 
     def question(self, wishes: Wishes) -> bool:
@@ -340,7 +343,9 @@ def print_analysis(out: Output, plan: Plan, analysis: Analysis) -> None:
 
     sheet = verdict_sheet(analysis, plan)
     out.line()
-    out.table(Table(sheet.columns, sheet.rows, right=sheet.right, title=sheet.title))
+    for text in fold(sheet.title, WIDTH):
+        out.line(text)
+    out.table(Table(sheet.columns, sheet.rows, right=sheet.right))
     for arm in analysis.arms:
         style = {True: "bold green", False: "bold red", None: "bold"}[arm.ships]
         out.line(f"{arm.arm}: {arm.why}", style=style)

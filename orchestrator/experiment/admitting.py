@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from orchestrator import admission
 from orchestrator.admission import EarlierStart, StartFacts
 from orchestrator.designs import Admission, ExperimentRecord, Plan, StartRecord
 from orchestrator.experiment.trial import Trial
-from orchestrator.records import LoadResult
+from orchestrator.records import NOT_RECORDED, LoadResult
 from orchestrator.session import Session
 
 
@@ -46,6 +48,28 @@ def _facts(plan: Plan, start: StartRecord, made: Trial) -> StartFacts:
 def _is_baseline(plan: Plan, arm: str) -> bool:
     digests = {one.name: one.digest for one in plan.arms}
     return digests[arm] == plan.arms[0].digest
+
+
+def conditions(session: Session, plan: Plan, trial_id: int, digest: str) -> Mapping[str, str] | None:
+    """Everything that must agree between starts that are compared; None where a trial has no good load."""
+    found = session.store.measurements(plan.target, plan.workload, plan.metric, digest=digest)
+    return next((one.comparison_key for one in found if one.trial_id == trial_id), None)
+
+
+def first_conditions(session: Session, record: ExperimentRecord) -> Mapping[str, str] | None:
+    """Those of the first start that counts."""
+    digests = {arm.name: arm.digest for arm in record.plan.arms}
+    counted = [(one.trial_id, digests[one.planned.arm]) for one in record.starts if one.status == "ok"]
+    first = min(((trial_id, digest) for trial_id, digest in counted if trial_id is not None), default=None)
+    return None if first is None else conditions(session, record.plan, *first)
+
+
+def changes(before: Mapping[str, str] | None, now: Mapping[str, str] | None) -> list[str]:
+    """What of the conditions is not as it was; empty where one of them is not known."""
+    if before is None or now is None:
+        return []
+    keys = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+    return [f"{key} is {now.get(key, NOT_RECORDED)}, and was {before.get(key, NOT_RECORDED)}" for key in keys]
 
 
 def earlier_starts(session: Session, record: ExperimentRecord) -> list[EarlierStart]:

@@ -29,7 +29,7 @@ from orchestrator.experiment.check import Attempt
 from orchestrator.experiment.conclude import conclude, end_engine, restart_engine
 from orchestrator.experiment.deploy import deploy, deploy_baseline
 from orchestrator.experiment.draw import start_cost_s
-from orchestrator.experiment.trial import Hold, LoadWatch, trial
+from orchestrator.experiment.trial import Hold, LoadWatch, Trial, trial
 from orchestrator.interrupts import shielded
 from orchestrator.records import Restoration, Variant, short
 from orchestrator.report.document import analysis_document, analysis_from_document
@@ -76,6 +76,7 @@ class _Conduct:
     began_s: float = field(default_factory=time.monotonic)
     attempts: dict[str, Attempt] = field(default_factory=dict)
     earlier: list[EarlierStart] = field(default_factory=list)
+    conditions: Mapping[str, str] | None = None
     failures: dict[str, int] = field(default_factory=dict)
     wrong_output: str | None = None
 
@@ -103,7 +104,8 @@ def conduct(
 
     Raises:
         StaleBaseError, ForeignEditError: somebody else changed the file; their edit is left as it is.
-        ExperimentError: a variant or the baseline is no longer the one of the plan; nothing was touched.
+        ExperimentError: a variant or the baseline is no longer the one of the plan, and nothing was touched; or the
+            conditions changed.
         InterruptedError_: Ctrl-C; the host was put back.
         RevertError: THE HOST IS NOT RESTORED.
     """
@@ -187,7 +189,9 @@ def _take_up(running: _Conduct) -> None:
     abandoned = store.abandon_running_starts(running.experiment_id, blocks.ABANDONED)
     is_torn = blocks.tear_old_block(store, running.experiment_id)
     blocks.mend(store, running.experiment_id)
-    running.earlier = admitting.earlier_starts(running.session, running.record())
+    record = running.record()
+    running.earlier = admitting.earlier_starts(running.session, record)
+    running.conditions = admitting.first_conditions(running.session, record)
     if abandoned or is_torn:
         what = "a block that was begun long ago is made again" if is_torn else "the start under way is made again"
         running.tell("recovered", (f"an earlier orch ended before its time: {what}", {"n_starts": len(abandoned)}))
@@ -297,6 +301,7 @@ def _make(running: _Conduct, record: ExperimentRecord, start: StartRecord) -> No
         _set_aside(running, start, Admission((exc.message,)), "failed", exc.evidence)
         return
     running.failures[arm] = 0
+    _refuse_other_conditions(running, start, made)
     admission = admitting.judge_start(session, running.plan, start, made, running.earlier)
     if admission.is_admissible:
         session.store.end_start(start.id, "ok", (), admission.flags)
@@ -305,6 +310,23 @@ def _make(running: _Conduct, record: ExperimentRecord, start: StartRecord) -> No
     _set_aside(running, start, admission, "set-aside")
     if admission.is_wrong_output:
         running.wrong_output = arm
+
+
+def _refuse_other_conditions(running: _Conduct, start: StartRecord, made: Trial) -> None:
+    """Another driver, workload or engine than at the first start: no later start could be compared with it either.
+
+    Raises:
+        ExperimentError: says what changed; the start is set aside.
+    """
+    now = admitting.conditions(running.session, running.plan, made.trial_id, made.digest)
+    changed = admitting.changes(running.conditions, now)
+    if changed:
+        _set_aside(running, start, Admission(tuple(changed)), "set-aside")
+        raise ExperimentError(
+            f"the conditions are not those of the experiment's first start: {'; '.join(changed)}",
+            next_step="take the change back",
+        )
+    running.conditions = running.conditions or now
 
 
 def _make_live(running: _Conduct, arm: str) -> None:

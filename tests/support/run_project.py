@@ -127,7 +127,7 @@ class RunProject(CliProject):
         return [pid for pid in self._pids() if b"/loadgen.py" in command_of(pid)]
 
     def is_restored(self, *, n_engines: int) -> bool:
-        """The file with inode and mtime, no lease, no watcher, no load; and so many engines."""
+        """Whether the file is as before, with inode and mtime, without lease, watcher, load; and so many engines."""
         assert self.identity() == self.before, f"live is {self.live.read_text()}"
         assert not self.state_dir.exists()
         wait_until(lambda: self.loads() == [] and len(self.engines()) == n_engines)
