@@ -31,6 +31,7 @@ from typing import Any
 import torch
 import triton
 
+from benchmarks.bench_check import INVENTORY
 from kernel import check as kernel_check
 from kernel.cases import Case, Inputs, make_inputs
 from orchestrator.demo.story import CHECK_SETTINGS
@@ -42,17 +43,6 @@ LAUNCHES_A_GRAPH = 20
 ROUNDS_A_BUILD = 200
 N_BUILDS = 24
 KERNEL = Path(__file__).parent.parent / "kernel" / "sparse_mla_decode.py"
-INVENTORY = """\
-hosts: {{here: {{transport: local, scratch_dir: "{root}/scratch"}}}}
-engines: {{none: {{command: ["true"], python: "{python}", base_url: "http://127.0.0.1:1"}}}}
-workloads: {{short: {{}}}}
-targets:
-  sparse_mla:
-    files: ["{root}/sparse_mla_decode.py"]
-    kernel: sparse_mla_decode_kernel
-{check}
-"""
-
 Point = dict[str, Any]
 
 
@@ -95,7 +85,9 @@ def predict(words: Sequence[str], arch: int) -> list[Point]:
         (root / KERNEL.name).write_bytes(KERNEL.read_bytes())
         python = json.dumps(sys.executable)
         check = CHECK_SETTINGS.format(python=python)
-        (root / "inventory.yaml").write_text(INVENTORY.format(root=root, python=sys.executable, check=check))
+        (root / "inventory.yaml").write_text(
+            INVENTORY.format(root=root, python=sys.executable, kernel=KERNEL.name, check=check)
+        )
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
         orch = [sys.executable, "-m", "orchestrator", "--inventory", str(root / "inventory.yaml")]
         subprocess.run([*orch, "pull"], env=environment, check=True, stdout=subprocess.DEVNULL)
