@@ -182,7 +182,7 @@ def test_a_missing_start_takes_its_block_out() -> None:
     without = [s for s in starts if (s.block, s.arm) != (3, "V1")]
     found = stats.analyse(plan, [s for s in without if s.block < 7])
     assert (found.n_blocks, found.look) == (6, 0)
-    assert found.warnings[0] == "not counted, a start is missing or set aside: block 3"
+    assert found.warnings[0] == "not counted, a start is missing or set aside: block 4"
     assert any("began with the baseline, so the interval is wider" in text for text in found.warnings)
     repeated = replace(next(s for s in starts if (s.block, s.arm) == (3, "V1")), trial_id=999)
     later = [s for s in without if s.block < 7] + [repeated]

@@ -39,7 +39,7 @@ def _left_out(plan: Plan, starts: Sequence[StartValues], blocks: Sequence[Block]
     newest = max(complete, default=-1)
     open_blocks = sorted({*range(newest), *(s.block for s in starts if s.block < newest)} - complete)
     if open_blocks:
-        words = ", ".join(map(str, open_blocks))
+        words = ", ".join(str(block + 1) for block in open_blocks)  # people count from 1, as the events do
         yield f"not counted, a start is missing or set aside: block{'s' * (len(open_blocks) > 1)} {words}"
     for arm in (arm.name for arm in plan.arms):
         for concurrency in plan.concurrencies:
@@ -70,7 +70,7 @@ def _far_values(plan: Plan, blocks: Sequence[Block]) -> Iterator[str]:
                 value = start.values[concurrency]
                 if abs(value / median - 1) > FAR_FROM_MEDIAN:
                     yield (
-                        f"outlier, kept: {arm} in block {start.block} (trial {start.trial_id}) at concurrency"
+                        f"outlier, kept: {arm} in block {start.block + 1} (trial {start.trial_id}) at concurrency"
                         f" {concurrency} is {value / median - 1:+.0%} off the median of its arm"
                     )
 
@@ -87,6 +87,6 @@ def _odd_pairs(arm: str, concurrency: int, pairs: Pairs) -> Iterator[str]:
     for block, residual in zip(pairs.blocks, studentised(fitted), strict=True):
         if 2 * special.stdtr(fitted.df - 1, -abs(residual)) * len(pairs.signs) < RARE_RESIDUAL:
             yield (
-                f"outlier, kept: the pair of {arm} in block {block} at concurrency {concurrency} lies"
+                f"outlier, kept: the pair of {arm} in block {block + 1} at concurrency {concurrency} lies"
                 f" {abs(residual):.0f} SD from the others"
             )
