@@ -1,41 +1,40 @@
-"""CUDA graphs of the decode step, one for each batch bucket. Used on CUDA only.
+"""CUDA graphs of a step, one for each bucket of rows. Used on CUDA only.
 
 A graph replays fixed addresses, so every bucket has its own input tensors; a step fills the smallest bucket that
-holds its sequences, pads the rest, and replays. All graphs share one memory pool: only one runs at a time, and what
-they allocate lives within a replay, save the token output, which is read before the next one.
+holds its rows, pads the rest, and replays. All graphs share one memory pool: only one runs at a time, and what they
+allocate lives within a replay, save the token output, which is read before the next one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from kernel.engine.runner import DecodeInputs
-from kernel.engine.scheduler import Sequence
+from kernel.engine.rows import Rows
 
 WARM_UP_RUNS = 2  # the first tunes and compiles, the second shows the allocator its steady state
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedStep:
-    """One bucket: pinned host tensors, their twins on the device, the graph, and its output (int64 [bucket])."""
+    """One bucket: pinned host rows, their twins on the device, the graph, and its output (int64 [bucket])."""
 
-    host: DecodeInputs
-    device: DecodeInputs
+    host: Rows
+    device: Rows
     graph: torch.cuda.CUDAGraph
     next_tokens_B: torch.Tensor
 
 
-class DecodeGraphs:
-    """Captures ``step`` for all buckets, and runs sequences through them."""
+class StepGraphs:
+    """Captures ``step`` for all buckets, and runs rows through them."""
 
-    def __init__(self, step: Callable[[DecodeInputs], torch.Tensor], *, max_batch: int, topk: int) -> None:
+    def __init__(self, step: Callable[[Rows], torch.Tensor], *, buckets: list[int], topk: int) -> None:
         self._step = step
         self._topk = topk
-        self._buckets = buckets_up_to(max_batch)
+        self._buckets = buckets
         self._captured: dict[int, CapturedStep] = {}
 
     def capture_all(self) -> None:
@@ -44,19 +43,17 @@ class DecodeGraphs:
         for bucket in reversed(self._buckets):
             self._captured[bucket] = self._capture(bucket, pool)
 
-    def run(self, sequences: list[Sequence]) -> list[int]:
-        """One decode step of ``sequences``: the next token of each. Waits for the GPU once, at the end."""
-        bucket = next(bucket for bucket in self._buckets if bucket >= len(sequences))
-        captured = self._captured[bucket]
-        captured.host.fill(sequences, self._topk)
-        for field in fields(DecodeInputs):
-            getattr(captured.device, field.name).copy_(getattr(captured.host, field.name), non_blocking=True)
+    def run(self, n_rows: int, fill: Callable[[Rows], None]) -> list[int]:
+        """One step of the rows that ``fill`` writes: the next token of each. Waits for the GPU once, at the end."""
+        captured = self._captured[next(bucket for bucket in self._buckets if bucket >= n_rows)]
+        fill(captured.host)
+        captured.device.buffer.copy_(captured.host.buffer, non_blocking=True)
         captured.graph.replay()
-        return captured.next_tokens_B.tolist()[: len(sequences)]
+        return captured.next_tokens_B.tolist()[:n_rows]
 
     def _capture(self, bucket: int, pool: Any) -> CapturedStep:
-        host = DecodeInputs.zeros(bucket, self._topk, pinned=True)
-        device = DecodeInputs.zeros(bucket, self._topk, device="cuda")
+        host = Rows.zeros(bucket, self._topk, pinned=True)
+        device = Rows.zeros(bucket, self._topk, device="cuda")
         # Padding rows have empty token lists; tuning on those would time nothing. Full lists in the padding page do.
         device.lengths_B.fill_(self._topk)
         side_stream = torch.cuda.Stream()
@@ -72,7 +69,13 @@ class DecodeGraphs:
         return CapturedStep(host=host, device=device, graph=graph, next_tokens_B=next_tokens_B)
 
 
-def buckets_up_to(max_batch: int) -> list[int]:
-    """1, 2, 4, 8, then steps of 8 to 32 and of 16 beyond; ``max_batch`` itself is always the last."""
+def buckets_up_to(max_batch: int, prefill_chunk: int = 1) -> list[int]:
+    """Rows a step may have: for decode 1, 2, 4, 8, then steps of 8 to 32 and of 16 up to ``max_batch``; beyond, for
+    prompts, doublings of 128. ``max_batch`` and a larger ``prefill_chunk`` are always among them."""
     candidates = [1, 2, 4, 8, 16, 24, 32, *range(48, max_batch + 1, 16)]
-    return [bucket for bucket in candidates if bucket < max_batch] + [max_batch]
+    buckets = [bucket for bucket in candidates if bucket < max_batch] + [max_batch]
+    rows = 128
+    while rows < prefill_chunk:
+        buckets += [rows] if rows > max_batch else []
+        rows *= 2
+    return buckets + ([prefill_chunk] if prefill_chunk > max_batch else [])

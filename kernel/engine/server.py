@@ -37,6 +37,9 @@ from kernel.engine.worker import Worker
 MAX_BODY_BYTES = 16 << 20
 SHUTDOWN_TIMEOUT_S = 0.5
 JOIN_TIMEOUT_S = 1.0
+SWITCH_INTERVAL_S = 1e-4
+"""How long one thread may keep the interpreter while the other waits for it. The model's thread gives it up at every
+call into torch, and would wait Python's 5 ms each time to get it back from a busy event loop: several times a step."""
 
 
 class EngineStoppedError(Exception):
@@ -262,4 +265,5 @@ async def serve(options: EngineOptions) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     return asyncio.run(serve(parse_options(argv)))

@@ -19,7 +19,8 @@ from kernel.engine.graphs import buckets_up_to  # noqa: E402
 from kernel.engine.loading import load_module  # noqa: E402
 from kernel.engine.model import Model  # noqa: E402
 from kernel.engine.options import EngineOptions  # noqa: E402
-from kernel.engine.runner import SOFTMAX_SCALE, DecodeInputs, Runner  # noqa: E402
+from kernel.engine.rows import Rows  # noqa: E402
+from kernel.engine.runner import SOFTMAX_SCALE, Runner  # noqa: E402
 from kernel.engine.scheduler import Chunk, Sequence  # noqa: E402
 
 pytestmark = pytest.mark.kernel
@@ -120,25 +121,54 @@ def test_only_relative_positions_count() -> None:
 
 
 def test_unused_rows_are_padding() -> None:
-    """A step of fewer sequences than rows leaves no trace of the step before in the rest."""
-    inputs = DecodeInputs.zeros(4, 8)
+    """A step of fewer rows than its bucket leaves no trace of the step before in the rest."""
+    rows = Rows.zeros(4, 8)
     sequences = [
         Sequence(prompt=[5, 6], max_tokens=4, ignore_eos=True, places=np.arange(64, 70, dtype=np.int32), output=[9])
         for _ in range(4)
     ]
-    inputs.fill(sequences, 8)
-    inputs.fill(sequences[:1], 8)
-    assert inputs.tokens_B.tolist() == [9, 0, 0, 0]
-    assert inputs.places_B.tolist() == [66, 0, 0, 0]
-    assert inputs.lengths_B.tolist() == [3, 0, 0, 0]
+    rows.fill_prompts([Chunk(sequence=sequence, begin=0, end=2) for sequence in sequences[:2]], 8)
+    assert rows.tokens_B.tolist() == [5, 6, 5, 6]
+    rows.fill_decode(sequences, 8)
+    rows.fill_decode(sequences[:1], 8)
+    assert rows.tokens_B.tolist() == [9, 0, 0, 0]
+    assert rows.places_B.tolist() == [66, 0, 0, 0]
+    assert rows.lengths_B.tolist() == [3, 0, 0, 0]
+
+
+@pytest.mark.parametrize("topk", [8, 64])
+def test_prompts_as_rows_give_the_tokens_of_dense_prefill(topk: int) -> None:
+    """Prompt tokens as rows of one step, in chunks, with a window shorter or longer than the prompts: each prompt goes
+    on as after dense attention. That is how CUDA computes prompts."""
+    options = EngineOptions(port=1, layers=2, n_pages=16, topk=topk, device="cpu")
+    dense, stepped = Runner(options, sparse_mla_decode), Runner(options, sparse_mla_decode)
+    prompts = [[(37 * n + 11 * number) % 4096 for n in range(30 - 3 * number)] for number in range(3)]
+    sequences = [
+        Sequence(
+            prompt=prompt,
+            max_tokens=4,
+            ignore_eos=True,
+            places=np.arange(64 * (number + 1), 64 * (number + 1) + len(prompt) + 4, dtype=np.int32),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    for begin, end in ((0, 17), (17, 30)):
+        chunks = [Chunk(sequence=one, begin=begin, end=min(end, len(one.prompt))) for one in sequences]
+        expected = dense.prefill(chunks)
+        rows = Rows.zeros(64, topk)
+        rows.fill_prompts(chunks, topk)
+        ends = np.cumsum([chunk.end - chunk.begin for chunk in chunks])
+        assert stepped.step(rows)[ends - 1].tolist() == expected
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, 8, 96, 128])
 def test_buckets_cover_every_batch(max_batch: int) -> None:
-    """Each batch size up to the limit has a bucket, and none is over the limit."""
-    buckets = buckets_up_to(max_batch)
-    assert buckets == sorted(set(buckets))
-    assert buckets[-1] == max_batch
+    """Each number of rows up to the limits has a bucket, the batch limit is one, and none is over the limits."""
+    for prefill_chunk in (1, 96, 100, 256, 1000):
+        buckets = buckets_up_to(max_batch, prefill_chunk)
+        assert buckets == sorted(set(buckets))
+        assert max_batch in buckets
+        assert buckets[-1] == max(max_batch, prefill_chunk)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -153,8 +183,7 @@ def test_on_a_gpu_graphs_give_the_tokens_of_the_plain_step() -> None:
         sequence = Sequence(prompt=[11 * number + n for n in range(50)], max_tokens=9, ignore_eos=True, places=places)
         sequence.output += runner.prefill([Chunk(sequence=sequence, begin=0, end=50)])
         sequences.append(sequence)
-    host, device = DecodeInputs.zeros(3, options.topk), DecodeInputs.zeros(3, options.topk, device="cuda")
-    host.fill(sequences, options.topk)
-    for name in DecodeInputs.__dataclass_fields__:
-        getattr(device, name).copy_(getattr(host, name))
-    assert runner.decode(sequences) == runner.decode_step(device).tolist()
+    host, device = Rows.zeros(3, options.topk), Rows.zeros(3, options.topk, device="cuda")
+    host.fill_decode(sequences, options.topk)
+    device.buffer.copy_(host.buffer)
+    assert runner.decode(sequences) == runner.step(device).tolist()
