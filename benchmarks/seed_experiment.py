@@ -2,11 +2,11 @@
 
     python -m benchmarks.seed_experiment FOLDER [--seconds N]
 
-Baseline: three autotuned configs (BLOCK_T, num_warps, num_stages) = (16, 4, 2) (32, 4, 2) (32, 8, 2). V1 forces
-(16, 8, 2), V2 forces (16, 4, 3). The engine of ``kernel/`` decodes with CUDA graphs; orch drives it over SSH, with a
-throwaway server on this machine's loopback (in Python where there is no sshd). Two starts of the baseline by hand come
-first: they show how long a start takes. Ends with the verdicts, and with the page, the Markdown, the JSON and two
-tables of the record in FOLDER/out.
+The kernel is that of docs/h200. Baseline: three autotuned configs (BLOCK_T, num_warps, num_stages) = (16, 4, 2)
+(32, 4, 2) (32, 8, 2). V1 forces (16, 8, 2), V2 forces (16, 4, 3). The engine of ``kernel/`` decodes with CUDA graphs;
+orch drives it over SSH, with a throwaway server on this machine's loopback (in Python where there is no sshd). Two
+starts of the baseline by hand come first: they show how long a start takes. Ends with the verdicts, and with the page,
+the Markdown, the JSON and two tables of the record in FOLDER/out.
 
 A machine that is lent for a while at a time: after ``--seconds`` the experiment is interrupted, which puts the host
 back; the same command goes on with it. FOLDER is made when missing.
@@ -27,6 +27,8 @@ from pathlib import Path
 from orchestrator.demo.ssh_host import ThrowawaySshHost, free_port
 
 REPOSITORY = Path(__file__).parent.parent
+SEED_KERNEL = REPOSITORY / "docs" / "h200" / "sparse_mla_decode.py"
+"""The kernel as it was when the experiment was made: the shipped one has moved on since."""
 CONCURRENCY = "1,8,48,64,80,96"
 VARIANTS = {
     "V1": (("BLOCK_T=16", "num_warps=8", "num_stages=2"), "twice the warps hide the latency of the gather"),

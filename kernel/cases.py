@@ -6,6 +6,7 @@ Owns what is tried, not how it is judged (``check.py``). A case is small enough 
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +16,8 @@ from kernel import kv_pool
 
 NAN_BYTE = 0x7F  # e4m3's NaN
 INFINITE_SCALE_BYTE = 255
+RANDOM_CASE_WORK = 40_000
+"""Rows × heads × slots of a random case, at most (one row in any case)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +101,39 @@ CASES: tuple[Case, ...] = (
     Case(name="large scores", magnitude=40.0),
     Case(name="small values", magnitude=1e-3),
 )
+
+
+def random_cases(n_cases: int, seed: int) -> tuple[Case, ...]:
+    """Cases of random shape: any number of heads up to 128, lists of 1 to 2048 slots, everything that may be passed.
+
+    Rows × heads × slots is kept at what the float64 reference computes in a moment.
+    """
+    draw = random.Random(seed)
+    return tuple(_random_case(number, draw) for number in range(n_cases))
+
+
+def _random_case(number: int, draw: random.Random) -> Case:
+    n_heads = draw.choice((8, 16, 16, 32, 64, 128, draw.randint(1, 128)))
+    topk = draw.choice((64, 128, 512, draw.randint(1, 200), draw.randint(1, 2048)))
+    n_rows = max(1, min(draw.randint(1, 40), RANDOM_CASE_WORK // (n_heads * topk)))
+    second_topk = draw.choice((None, None, draw.randint(1, 600)))
+    has_lengths = draw.random() < 0.4
+    return Case(
+        name=f"random {number}: {n_rows} rows, {n_heads} heads, topk {topk}"
+        + ("" if second_topk is None else f" + {second_topk}"),
+        n_rows=n_rows,
+        n_heads=n_heads,
+        topk=topk,
+        page_size=draw.choice((1, 2, 64, 256)),
+        missing=draw.choice(("none", "none", "some", "first", "one row")),
+        lengths=tuple(draw.randint(0, topk) for _ in range(n_rows)) if has_lengths else None,
+        sink=draw.choice(("none", "random", "huge")),
+        second_topk=second_topk,
+        second_page_size=draw.choice((2, 64)),
+        poison=draw.random() < 0.3,
+        magnitude=draw.choice((1.0, 1.0, 10.0, 0.01)),
+        on_interpreter=False,
+    )
 
 
 def make_inputs(case: Case, seed: int, device: torch.device | str = "cpu") -> Inputs:

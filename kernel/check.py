@@ -93,14 +93,17 @@ class Verdict:
     results: tuple[CaseResult, ...]
 
 
-def check_file(file: Path, *, device: str, interpreted: bool, seed: int) -> Verdict:
-    """Run every case on ``file``. Never raises for what is wrong with the file: that is the verdict."""
+def check_file(file: Path, *, device: str, interpreted: bool, seed: int, n_random: int = 0) -> Verdict:
+    """Run every case on ``file``, and ``n_random`` of random shape.
+
+    Never raises for what is wrong with the file: that is the verdict.
+    """
     digest, problem, results = None, None, []
     try:
         source = file.read_bytes()
         digest = "sha256:" + hashlib.sha256(source).hexdigest()
         module = import_source(file, source)
-        results = list(_results(module, device, interpreted, seed))
+        results = list(_results(module, device, interpreted, seed, n_random))
     except Exception as error:  # whatever a variant's own code raises is this check's finding
         problem = _one_line(error)
     path = "triton" if device == "cuda" else "interpreter" if interpreted else "torch"
@@ -132,14 +135,16 @@ def import_source(file: Path, source: bytes) -> ModuleType:
     return module
 
 
-def _results(module: ModuleType, device: str, interpreted: bool, seed: int) -> Iterator[CaseResult]:
-    from kernel.cases import CASES
+def _results(module: ModuleType, device: str, interpreted: bool, seed: int, n_random: int) -> Iterator[CaseResult]:
+    from kernel.cases import CASES, random_cases
 
     cases = [case for case in CASES if case.on_interpreter or not interpreted]
     configs = module.CONFIGS if device == "cuda" else module.CONFIGS[:1]
     for config in configs:
         for number, case in enumerate(cases):
             yield check_case(module, case, config, device, seed + number)
+    for number, case in enumerate(random_cases(n_random, seed)):
+        yield check_case(module, case, configs[number % len(configs)], device, seed + number)
     if device == "cuda":
         yield from check_graphs(module, seed, device, capture_graph)
 
@@ -338,6 +343,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="the whole verdict as one JSON object")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--interpret", action="store_true", help="on a CPU: run the Triton kernels, interpreted")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="so many cases of random shape as well")
     parser.add_argument("--seed", type=int, help="inputs of an earlier run again; fresh ones by default")
     arguments = parser.parse_args(argv)
     if arguments.interpret and arguments.device == "cuda":
@@ -366,6 +372,7 @@ def main(argv: list[str] | None = None) -> int:
         device="cuda" if on_cuda else "cpu",
         interpreted=arguments.interpret,
         seed=secrets.randbits(31) if arguments.seed is None else arguments.seed,
+        n_random=max(0, arguments.random),
     )
     print(json.dumps(asdict(verdict)) if arguments.json else as_text(verdict))
     return 0 if verdict.passed else 1

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from kernel import check, kv_pool  # noqa: E402
 from kernel import sparse_mla_decode as subject  # noqa: E402
-from kernel.cases import CASES, Case, make_inputs  # noqa: E402
+from kernel.cases import CASES, Case, make_inputs, random_cases  # noqa: E402
 
 pytestmark = pytest.mark.kernel
 ROOT = Path(__file__).parents[2]
@@ -213,6 +213,20 @@ def test_check_finds_an_unmasked_value(tmp_path: Path) -> None:
     assert "plain" not in wrong
 
 
+def test_check_tries_random_shapes() -> None:
+    """--random adds cases of random shape; the seed alone gives them again, and they reach what the lists may hold."""
+    done = run_check("--device", "cpu", "--random", "5", "--seed", "11", "--json")
+    verdict = json.loads(done.stdout)
+    names = [result["name"] for result in verdict["results"] if result["name"].startswith("random")]
+    assert (done.returncode, verdict["passed"], len(names)) == (0, True, 5)
+    assert names == [case.name for case in random_cases(5, 11)]
+    many = random_cases(200, 3)
+    assert {case.page_size for case in many} == {1, 2, 64, 256}
+    assert min(case.n_heads for case in many) < 8 and max(case.n_heads for case in many) == 128
+    assert max(case.topk for case in many) > 1500
+    assert {case.second_topk is None for case in many} == {True, False}
+
+
 def test_check_reports_a_file_that_does_not_import(tmp_path: Path) -> None:
     """A syntax error is a verdict with the reason, not a traceback."""
     broken = tmp_path / "broken.py"
@@ -349,8 +363,8 @@ def test_autotune_block_names_all_that_changes_the_choice() -> None:
 
 @needs_cuda
 def test_on_a_gpu_every_config_and_a_captured_graph_are_right() -> None:
-    """On CUDA the check passes for all configs, and a replayed graph reads its new inputs."""
-    done = run_check("--device", "cuda", "--json")
+    """On CUDA the check passes for all configs and 200 random shapes, and a replayed graph reads its new inputs."""
+    done = run_check("--device", "cuda", "--random", "200", "--json")
     verdict = json.loads(done.stdout)
     assert [result for result in verdict["results"] if not result["passed"]] == []
     assert done.returncode == 0
