@@ -218,13 +218,14 @@ class SshProject:
         n_files: int = 1,
         host: dict[str, Any] | None = None,
         engine: dict[str, Any] | None = None,
+        target: dict[str, Any] | None = None,
         workload: dict[str, Any] | None = None,
     ) -> None:
         """Writes inventory.yaml (JSON is YAML).
 
         Args:
             engine_words: added to the engine's command.
-            n_files: how many files the target has. host, engine, workload: keys that replace the usual ones.
+            n_files: how many files the target has. host, engine, target, workload: keys that replace the usual ones.
         """
         modules = ["kernels.fast", "kernels.rows"][:n_files]
         paths = [str(self.live), str(self.rows)][:n_files]
@@ -256,6 +257,7 @@ class SshProject:
                 "fast": {
                     "files": [{"path": p, "module": m} for p, m in zip(paths, modules, strict=True)],
                     "kernel": "fast_kernel",
+                    **(target or {}),
                 }
             },
             "workloads": {
