@@ -36,7 +36,7 @@ from orchestrator.errors import (
 from orchestrator.interrupts import shielded
 from orchestrator.records import Engine, LoadProgress, LoadResult, Workload
 
-__all__ = ["LoadProgress", "follow_load", "remove_load", "run_load", "stop_load"]
+__all__ = ["LoadProgress", "find_load", "follow_load", "join_load", "remove_load", "run_load", "stop_load"]
 
 POLL_S = 2.0
 FIRST_POLL_S = 0.1
@@ -47,6 +47,8 @@ START_PATIENCE_S = 30.0
 STOP_GRACE_S = 5.0
 READ_TIMEOUT_S = 300.0
 N_LOG_LINES = 25
+
+_WAS_STARTED = '[ -d "$1/started" ]'
 
 _T = TypeVar("_T")
 _LOST = (LineLostError, HostUnreachableError, RemoteTimeoutError)
@@ -114,6 +116,39 @@ def follow_load(
     client = load_client(workload.client)
     run = client.prepare(workload, engine, concurrency, run_dir)
     return _follow(_Watch(remote, client, run, run_dir, workload, concurrency, on_progress, poll_s, check, joins=True))
+
+
+def join_load(
+    remote: Remote,
+    engine: Engine,
+    workload: Workload,
+    concurrency: int,
+    *,
+    run_dir: str,
+    on_progress: Callable[[LoadProgress], None] | None = None,
+    check: Callable[[], None] | None = None,
+) -> LoadResult:
+    """As ``follow_load``, but the load is the caller's from now on: it is stopped when this is interrupted."""
+    try:
+        return follow_load(remote, engine, workload, concurrency, run_dir=run_dir, on_progress=on_progress, check=check)
+    except BaseException:
+        with shielded("stopping the load"), contextlib.suppress(ConnectionError_, RemoteTimeoutError):
+            stop_load(remote, run_dir)
+        raise
+
+
+def find_load(
+    remote: Remote, engine: Engine, workload: Workload, concurrency: int, *, run_dir: str
+) -> Literal["none", "same", "other"]:
+    """Whether a load was started in ``run_dir``, running or ended, and is the one that ``run_load`` would make there.
+
+    ``same``: client and spec on the host are byte for byte those of this orch.
+    """
+    if remote.run(_WAS_STARTED, [run_dir]).exit_code:
+        return "none"
+    run = load_client(workload.client).prepare(workload, engine, concurrency, run_dir)
+    is_same = all(_fetch(remote, path) == content for path, content in run.files.items())
+    return "same" if is_same else "other"
 
 
 def stop_load(remote: Remote, run_dir: str) -> None:

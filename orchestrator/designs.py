@@ -289,8 +289,9 @@ class Admission:
 # ---- an experiment as it stands
 
 
-ExperimentStatus = Literal["planned", "running", "decided", "exhausted", "stopped", "failed"]
-"""``decided`` at a look; ``exhausted`` all looks made without a decision; ``stopped`` by the user; ``failed``."""
+ExperimentStatus = Literal["planned", "running", "decided", "hopeless", "exhausted", "stopped", "failed"]
+"""``decided`` at a look; ``hopeless`` at a look: the last one would hardly find FASTER; ``exhausted`` all looks made
+without a decision; ``stopped`` by the user; ``failed``."""
 
 StartStatus = Literal["planned", "running", "ok", "set-aside", "failed"]
 

@@ -5,6 +5,7 @@ The definitions follow the field's words; where tools disagree, the definition s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +33,22 @@ class Metric:
     def format(self, value: float | None) -> str:
         """The value for a table; an unmeasured one is a dash, never 0."""
         return "–" if value is None else f"{value:,.{self.decimals}f}"
+
+
+MOST_PAIRS = 1000
+"""No experiment has more; a larger number only says that it cannot be done."""
+
+
+def needed_words(n_pairs: int) -> str:
+    """How many pairs are needed, for a person: ``14``, or ``more than 1,000``."""
+    return str(n_pairs) if n_pairs <= MOST_PAIRS else f"more than {MOST_PAIRS:,}"
+
+
+def percent_words(ratio: float) -> str:
+    """A share or a noise with two digits that matter: ``1.7 %`` for 0.0172, ``0.00012 %`` for 1.2e-6."""
+    percent = 100 * ratio
+    n_decimals = max(0, 1 - math.floor(math.log10(abs(percent)))) if percent else 0
+    return f"{percent:.{n_decimals}f} %"
 
 
 _LATENCIES = {

@@ -227,11 +227,21 @@ class LeaseKeeper:
         self._stop.set()
         self._thread.join()
 
+    def require(self) -> None:
+        """Renews at once, for who cannot wait until the next time.
+
+        Raises:
+            LeaseLostError: the lease is gone. ConnectionError_, RemoteTimeoutError: the host does not answer.
+        """
+        if self.lost is None:
+            Agent(self._remote).renew(_paths(self._target), nonce=self._nonce, ttl_s=math.ceil(self._ttl_s))
+            return
+        raise self.lost
+
     def _keep(self) -> None:
-        agent, paths = Agent(self._remote), _paths(self._target)
         while True:
             try:
-                agent.renew(paths, nonce=self._nonce, ttl_s=math.ceil(self._ttl_s))
+                self.require()
                 self.trouble = None
             except LeaseLostError as exc:
                 self.lost = exc

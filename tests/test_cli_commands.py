@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import sqlite3
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from orchestrator import inventory
 from orchestrator.agent import copy_command
 from orchestrator.records import Host, digest_of, short
+from orchestrator.store.migrations import MIGRATIONS, migrate
 from tests.support.cli_project import KERNEL, SECOND, CliProject, cli_project
 from tests.support.store_records import environment
 from tests.support.waiting import wait_until
@@ -254,6 +256,18 @@ def test_only_the_second_file_may_change(two_files: CliProject) -> None:
 
 
 # ---- push, status, revert
+
+
+def test_status_upgrades_the_record_of_an_older_orch(project: CliProject) -> None:
+    """What only reads refuses it and says to run ``orch status``; that does it. --offline still only reads."""
+    connection = sqlite3.connect(project.db, isolation_level=None)
+    migrate(connection, MIGRATIONS[:-1])
+    connection.close()
+    for words in (["history"], ["status", "--offline"]):
+        refused = project.orch(*words)
+        assert refused.code == 1 and "`orch status`): it upgrades the file" in refused.error
+    assert "not recorded yet: run `orch pull`" in project.done("status").out
+    assert "no experiment is on record" in project.done("history").out
 
 
 def test_push_status_revert(project: CliProject) -> None:

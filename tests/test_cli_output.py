@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -136,6 +137,44 @@ def test_progress_in_a_pipe_is_a_line_a_step(capsys: pytest.CaptureFixture[str])
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == ["load      concurrency 8   0/8", "stop      stopping sglang"]
+
+
+def test_fleeting_progress_in_a_pipe_is_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where events tell what was done, steps are shown only as a sign of life, every ten seconds."""
+    now_s = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    with ProgressLine() as show:
+        show(Progress("connect", "connecting"))
+        show.flee()
+        for stage in ("push", "start", "prove", "load", "stop") * 3:
+            now_s += 4.0
+            show(Progress(stage, "working"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "connect   connecting",
+        *(f"{stage:<9} working" for stage in ("prove", "push", "load", "start", "stop")),
+    ]
+
+
+def test_fleeting_progress_on_a_terminal_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The live line is cleared when a step is done; one that failed stays, to be seen."""
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", stream)
+    with pytest.raises(KeyError), ProgressLine() as show:
+        show.flee()
+        show(Progress("push", "pushing V2"))
+        show(Progress("start", "starting"))
+        show.finish(is_good=True)
+        stream.write("counted\n")
+        show(Progress("prove", "proving"))
+        raise KeyError
+    counted, failed, rest = (line.rpartition("\r\x1b[2K")[2] for line in stream.getvalue().split("\n"))
+    assert (counted, rest) == ("counted", "")
+    assert "✗" in failed and "prove     proving" in failed
 
 
 # ---- a project with everything on record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,12 +26,23 @@ def project(tmp_path: Path) -> Iterator[CliProject]:
         yield made.pulled()
 
 
-def record(project: CliProject, digest: str = "sha256:2", **changes: object) -> int:
+def record(
+    project: CliProject,
+    digest: str = "sha256:2",
+    *,
+    sigma_d: float = 0.005,
+    others: Mapping[str, str] | None = None,
+    **changes: object,
+) -> int:
     """One experiment with its final analysis: six pairs, σ_d 0.5 % at concurrency 64."""
     arms = (Arm("baseline", BASE), Arm("V2", digest, "deeper pipeline"))
+    arms += tuple(Arm(name, other) for name, other in (others or {}).items())
     plan = design.plan(target="flash_mla", host="here", arms=arms, **changes)
     found = design.analysis()
-    found = replace(found, arms=tuple(replace(arm, digest=digest) for arm in found.arms))
+    rows = tuple(
+        replace(row, estimate=row.estimate and replace(row.estimate, sigma_d=sigma_d)) for row in found.arms[0].rows
+    )
+    found = replace(found, arms=tuple(replace(arm, digest=digest, rows=rows) for arm in found.arms))
     with Store.open(project.db) as store:
         number = store.create_experiment(plan)
         store.begin_experiment(number)
@@ -78,6 +89,34 @@ def test_an_effect_that_is_none_is_refused(project: CliProject, effect: str) -> 
     ran = project.orch("plan", f"--effect={effect}")
     assert ran.code == 2
     assert "is not a margin such as 1%" in ran.error
+
+
+@pytest.mark.parametrize(
+    ("sigma_d", "shown", "needed"),
+    [(3.0, "300 %", "more than 1,000"), (0.12, "12 %", " to more than 1,000"), (2e-7, "0.000020 %", "4")],
+)
+def test_numbers_that_say_nothing_are_not_shown(project: CliProject, sigma_d: float, shown: str, needed: str) -> None:
+    """A noise has two digits that matter, however small; nobody makes 845,298 pairs. JSON has the numbers."""
+    record(project, sigma_d=sigma_d)
+    (row,) = [line for line in project.done("plan").out.splitlines() if line.split()[:1] == ["64"]]
+    assert shown in row and row.endswith(needed)
+    (noise,) = project.done("plan", "--json").document["noises"]
+    assert noise["sigma_d"] == pytest.approx(sigma_d)
+    assert ("more" in needed) == (noise["pairs_needed"][1] > 1000)
+
+
+def test_two_variants_of_one_experiment_have_their_verdicts_there(project: CliProject) -> None:
+    """Between them there is no verdict; where those against the baseline are is said, not that it was done by hand."""
+    digests = {}
+    for name, stages in (("V2", 3), ("V3", 4)):
+        project.with_variant(name, f"num_stages={stages}")
+        digests[name] = project.done("variant", "show", name, "--json").document["digest"]
+        project.record_start(name, digests[name], {64: 100.0}, at="2026-01-01T00:00:00+00:00")
+    assert "each with the baseline" not in project.done("compare", "V3", "--to", "V2").out
+    number = record(project, digests["V2"], others={"V3": digests["V3"]})
+    shown = project.done("compare", "V3", "--to", "V2").out
+    assert f"why: experiment {number} compared V3 and V2 each with the baseline, not with each other" in shown
+    assert f"next: `orch report {number}` has the verdicts of both against the baseline" in shown
 
 
 def test_compare_shows_the_verdict_of_the_newest_experiment(project: CliProject) -> None:

@@ -174,6 +174,38 @@ def test_markdown_escapes_what_a_user_wrote(report: ExperimentReport) -> None:
 # ---- JSON
 
 
+def with_next(report: ExperimentReport, words: str) -> ExperimentReport:
+    """The same with another next step."""
+    return replace(report, looks=(*report.looks[:-1], replace(report.looks[-1], next_step=words)))
+
+
+@pytest.mark.parametrize(
+    ("words", "as_html", "as_markdown"),
+    [
+        (
+            "`orch push --variant V<2>` makes it *live*",
+            "<code>orch push --variant V&lt;2&gt;</code> makes it *live*",
+            r"`orch push --variant V<2>` makes it \*live\*",
+        ),
+        ("an odd ` one <b>", "an odd ` one &lt;b&gt;", r"an odd \` one \<b\>"),
+    ],
+)
+def test_commands_in_a_text_are_code(report: ExperimentReport, words: str, as_html: str, as_markdown: str) -> None:
+    """What stands between backticks is code, around it nothing becomes markup; a single backtick stays one."""
+    from orchestrator.report.page import code
+
+    assert code(words) == as_html
+    assert f"Next: {as_markdown}" in markdown(with_next(report, words)).splitlines()
+
+
+@pytest.mark.slow
+def test_the_page_shows_commands_as_code(report: ExperimentReport) -> None:
+    """In its last line of advice."""
+    from orchestrator.report.page import page
+
+    assert "</span> run <code>orch push</code></p>" in page(with_next(report, "run `orch push`"))
+
+
 def test_the_document_has_the_documented_keys(report: ExperimentReport) -> None:
     """``orch report --json`` prints exactly the keys of docs/json.md, and no NaN."""
     found = json.loads(json.dumps(document(report), allow_nan=False))

@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 
 from orchestrator import stats
-from orchestrator.designs import Arm, Plan
+from orchestrator.designs import Arm, EngineCounters, Plan
 from orchestrator.errors import (
     EngineDiedError,
     EngineError,
@@ -35,12 +35,14 @@ from orchestrator.experiment import blocks, run
 from orchestrator.experiment.trial import Hold, Trial
 from orchestrator.plan import draw
 from orchestrator.records import Restoration, SourceFile, Variant, Workload, digest_of
+from orchestrator.report.document import analysis_from_document
 from orchestrator.session import Session
-from orchestrator.store import RecordedEvent, Store
+from orchestrator.store import MOMENTS, RecordedEvent, Store
 from tests.support import store_records as make
 
 WORKLOAD = Workload(name="short", output_tokens=3, prompts_per_concurrency=8)
 FILES = {"baseline": make.BASE, "V2": make.FASTER, "V3": SourceFile.of("flash.py", b"num_warps = 16\n")}
+NOISE = 0.002
 EFFECTS = {"baseline": 1.0, "baseline-again": 1.0, "V2": 1.03, "V3": 1.0}
 
 
@@ -94,6 +96,7 @@ class Laptop:
         live: name of the arm that is live. acts: what was done on the host, in order.
         faults: what goes wrong with the N-th start from now on; it raises, or changes the trial.
         trouble: what putting the host back raises.
+        survives: whether what runs on the host when orch is killed can be taken over.
     """
 
     path: Path
@@ -109,6 +112,8 @@ class Laptop:
     n_starts: int = 0
     facts: dict[str, str] = field(default_factory=dict)
     wishes: run.Wishes = field(default_factory=run.Wishes)
+    survives: bool = False
+    kv_pool: int = 1000
 
     def session(self, store: Store) -> Session:
         """What an operation has in hand."""
@@ -160,19 +165,43 @@ class Laptop:
             host="gpu-a", target="flash", variant=self.live, digest=file.digest, workload=WORKLOAD
         )
         hold.on_begin(trial_id)
+        return self.measure(store, trial_id, caps)
+
+    def measure(self, store: Store, trial_id: int, caps: tuple[int, ...]) -> Trial:
+        """The loads of a start, without those that are on record."""
+        file = FILES[self.live]
         made = Trial(trial_id, self.live, file.digest, make.service(file.digest), digest_after=file.digest, status="ok")
         place = store.query("select block, arm from experiment_starts where trial_id = ?", (trial_id,))[1][0]
-        made.loads = [load(cap, *place) for cap in caps]
+        recorded = {one.concurrency_cap: one for one in map(store.load, store.load_ids(trial_id))}
+        made.loads = [recorded.get(cap) or load(cap, *place) for cap in caps]
         fault = self.faults.pop(self.n_starts, self.every)
         if fault is not None:
+            self.is_engine_running = fault is not died
             fault(made)
-        store.record_service(trial_id, make.service(file.digest, make.environment(**self.facts)))
+        made.service = make.service(file.digest, make.environment(**self.facts))
+        store.record_service(trial_id, made.service)
+        for cap in caps:
+            made.counters[cap] = (EngineCounters(0, self.kv_pool), EngineCounters(0, self.kv_pool))
+            for moment, counters in zip(MOMENTS, made.counters[cap], strict=True):
+                store.record_engine_counters(trial_id, cap, moment, counters)
         for one in made.loads:
-            store.record_load(trial_id, one)
+            if one.concurrency_cap not in recorded:
+                store.record_load(trial_id, one)
         store.end_trial(trial_id, made.status, reasons=made.reasons, digest_after=made.digest_after)
         self.act(f"stop {self.live}")
         self.is_engine_running = False
         return made
+
+    def offered(self, session: Session, trial_id: int, workload: Workload, caps: tuple[int, ...]) -> Any:
+        """Whether the start under way can be taken over."""
+        if self.survives and self.is_engine_running:
+            return trial_id, ""
+        return None, "its engine is gone"
+
+    def take_over(self, session: Session, trial_id: int, workload: Workload, caps: Any, **_: Any) -> Trial:
+        """The rest of a start."""
+        self.act(f"take over {self.live}")
+        return replace(self.measure(session.store, trial_id, caps), flags=("taken over",))
 
     def conclude(self) -> Any:
         """The host is put back."""
@@ -194,7 +223,7 @@ class Laptop:
 
 def load(cap: int, block: object, arm: object) -> Any:
     """A good load: the arm's effect, and the noise of its place in the plan."""
-    value = 100.0 * EFFECTS[str(arm)] * (1 + random.Random(f"{block} {arm} {cap}").gauss(0, 0.002))
+    value = 100.0 * EFFECTS[str(arm)] * (1 + random.Random(f"{block} {arm} {cap}").gauss(0, NOISE))
     now = datetime.now(timezone.utc)
     times = {"started_at": (now - timedelta(seconds=60)).isoformat(), "ended_at": now.isoformat()}
     made = replace(make.load(cap, value, n_requests=8 * cap), **times)
@@ -215,6 +244,8 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laptop]:
     monkeypatch.setattr(run, "deploy_baseline", lambda session, **options: made.put("baseline"))
     monkeypatch.setattr(run, "look", lambda session, source: SimpleNamespace(is_clean=made.live == "baseline"))
     monkeypatch.setattr(run, "trial", made.trial)
+    monkeypatch.setattr(run, "offered", made.offered)
+    monkeypatch.setattr(run, "take_over", made.take_over)
     monkeypatch.setattr(run, "conclude", lambda session: made.conclude())
     monkeypatch.setattr(run, "end_engine", lambda session: made.act("end engine"))
     monkeypatch.setattr(run, "restart_engine", lambda session, restoration: made.restart())
@@ -290,6 +321,17 @@ def test_it_stops_at_the_first_look_that_decides(laptop: Laptop) -> None:
     assert (laptop.n_starts, outcome.experiment.status) == (8, "decided")
     assert sum(start.status == "planned" for start in outcome.experiment.starts) == 8
     assert laptop.kinds("look") == ["look"]
+
+
+def test_one_without_hope_ends_early_and_is_called_so(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variant that is a little slower, and noise: the last look would hardly find it FASTER."""
+    monkeypatch.setitem(EFFECTS, "V2", 0.99)
+    monkeypatch.setitem(globals(), "NOISE", 0.02)
+    outcome = laptop.conduct(laptop.begin(drawn(looks=(4, 6))))
+    assert (laptop.n_starts, outcome.experiment.status) == (8, "hopeless")
+    assert laptop.told[-1].text.startswith("experiment 1 is hopeless at look 1 of 2, after 4 blocks: ")
+    with pytest.raises(StoreError, match="it is hopeless"):
+        laptop.conduct(1)
 
 
 def test_progress_names_the_start_and_what_is_left(laptop: Laptop) -> None:
@@ -404,6 +446,29 @@ def test_what_earlier_starts_said_is_known_after_a_crash(laptop: Laptop) -> None
         laptop.conduct(number)
     assert "other texts" in str(laptop.conduct(number).experiment.stop_reason)
     assert laptop.n_starts == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"kv_pool": 900}, "KV pool is 900, and was 1000 in the paired start of"),
+        ({"facts": {"power_limits_w": "300.0"}}, "power limit is 300.0, and was 600.0 in the paired start of"),
+    ],
+)
+def test_conditions_of_the_paired_start_are_known_after_a_crash(
+    laptop: Laptop, changes: dict[str, Any], reason: str
+) -> None:
+    """The first start of a block was made by an orch that is gone, the second under other conditions."""
+    laptop.facts = {"power_limits_w": "600.0"}
+    number = laptop.begin(drawn())
+    laptop.faults = {2: stale}
+    with pytest.raises(StaleBaseError):
+        laptop.conduct(number)
+    for name, value in changes.items():
+        setattr(laptop, name, value)
+    assert laptop.conduct(number).experiment.status == "decided"
+    (event,) = [event for event in laptop.told if event.kind == "set-aside"]
+    assert reason in event.text
 
 
 # ---- it cannot go on
@@ -606,6 +671,69 @@ def test_a_run_that_is_killed_goes_on(laptop: Laptop) -> None:
     every_kill(laptop, {}, lambda n: range(5, n, n // 7))
 
 
+def killed_in_mid_load(laptop: Laptop, number: int, nth: int) -> int:
+    """Kills orch in the N-th start, whose engine stays up; the trial's id."""
+
+    def kill(made: Trial) -> None:
+        raise Killed
+
+    laptop.survives, laptop.faults = True, {nth: kill}
+    with pytest.raises(Killed):
+        laptop.conduct(number)
+    with Store.open(laptop.path) as store:
+        (start,) = [one for one in store.experiment(number).starts if one.status == "running"]
+        store.fail_running_trials("flash", "`orch status` looked")
+        assert store.trial(start.trial_id or 0).status == "running", "it may still be taken over"
+        return start.trial_id or 0
+
+
+def test_a_start_whose_engine_is_still_up_is_taken_over(laptop: Laptop) -> None:
+    """Nothing is started again: the start under way counts, flagged, and the numbers are those of a quiet run."""
+    plan = drawn()
+    undisturbed = verdicts(laptop.conduct(laptop.begin(plan)))
+    laptop.n_starts, number = 0, laptop.begin(plan)
+    trial_id = killed_in_mid_load(laptop, number, 3)
+    outcome = laptop.conduct(number)
+    assert (verdicts(outcome), laptop.n_starts) == (undisturbed, 8)
+    (start,) = [one for one in outcome.experiment.starts if one.trial_id == trial_id]
+    assert (start.status, start.attempt, start.flags) == ("ok", 0, ("taken over",))
+    (event,) = [event for event in laptop.told if event.kind == "recovered"]
+    assert event.text.endswith("the start under way is taken over")
+    assert (event.detail["n_starts"], event.detail["is_taken_over"]) == (0, True)
+
+
+def test_why_a_start_is_not_taken_over_is_told(laptop: Laptop) -> None:
+    """And then its trial is closed with it, and made again."""
+    number = laptop.begin(drawn())
+    trial_id = killed_in_mid_load(laptop, number, 3)
+    laptop.survives = False
+    laptop.conduct(number)
+    (event,) = [event for event in laptop.told if event.kind == "recovered"]
+    assert event.text.endswith("the start under way is made again, its engine is gone")
+    with Store.open(laptop.path) as store:
+        assert store.trial(trial_id).status == "failed"
+
+
+def test_what_a_taken_over_start_shows_ends_it_at_once(laptop: Laptop) -> None:
+    """Wrong output in the load of an orch that is gone: no further start is made."""
+    number = laptop.begin(drawn())
+    laptop.faults = dict.fromkeys(range(1, 9), wrong)
+    plan_arms = [start.arm for start in drawn().starts]
+    nth = next(n for n in range(1, 9) if plan_arms[: n - 1].count("baseline") >= 2 and plan_arms[n - 1] == "V2")
+    killed_in_mid_load(laptop, number, nth)
+    laptop.every = wrong
+    outcome = laptop.conduct(number)
+    assert outcome.experiment.status == "failed" and "other texts" in str(outcome.experiment.stop_reason)
+    assert laptop.n_starts == nth
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_anywhere_goes_on_with_what_is_left(laptop: Laptop) -> None:
+    """At every moment, the engine staying up: taken over or made again, each start counts once."""
+    laptop.survives = True
+    every_kill(laptop, {4: throttled, 5: died}, lambda n: range(3, n, 5))
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_anywhere_goes_on(laptop: Laptop) -> None:
     """Before and after every write of the record and every act on the host, with a lost start on the way."""
@@ -636,15 +764,18 @@ def test_many_kills_in_one_experiment(laptop: Laptop) -> None:
     """Killed again and again on its way, it still gets there; a kill is not counted as a repeat."""
     plan = drawn(max_repeats=0)
     undisturbed = verdicts(laptop.conduct(laptop.begin(plan)))
-    number, dice, n_kills, outcome = laptop.begin(plan), random.Random(7), 0, None
-    while outcome is None:
-        laptop.bomb = Bomb(dice.randrange(8, 60))
+    number, dice, n_kills, ended = laptop.begin(plan), random.Random(7), 0, None
+    while ended is None:
+        laptop.bomb = Bomb(dice.randrange(8, 70))
         try:
-            outcome = laptop.conduct(number)
+            laptop.conduct(number)
         except Killed:
             n_kills += 1
+        with Store.open(laptop.path) as store:
+            record, analyses = store.experiment(number), store.analyses(number)
+        ended = record if record.status == "decided" else None  # or it was killed while the engine came back
     assert n_kills >= 5
-    assert verdicts(outcome) == undisturbed
+    assert verdicts(run.Outcome(ended, analysis_from_document(analyses[-1].document))) == undisturbed
 
 
 def test_a_look_that_decided_is_not_followed_by_more_starts(laptop: Laptop) -> None:

@@ -389,6 +389,21 @@ def test_trials_of_a_killed_controller_can_be_closed(store: Store) -> None:
     assert store.fail_running_trials("flash", "again") == 0
 
 
+def test_a_trial_is_read_back(store: Store) -> None:
+    """What is needed to go on with an engine start; nothing of its engine before that was proved."""
+    trial_id = make.trial(store, facts=make.environment(power_limits_w="600.0"))
+    found, service = store.trial(trial_id), make.service(make.BASE.digest)
+    assert (found.digest, found.loaded_digest, found.workload) == (make.BASE.digest, make.BASE.digest, make.WORKLOAD)
+    assert (found.pid, found.start_ticks) == (service.process.pid, service.process.start_ticks)
+    assert found.facts is not None and found.facts["power_limits_w"] == "600.0"
+    begun = store.begin_trial(
+        host="gpu-a", target="flash", variant="V2", digest=make.FASTER.digest, workload=make.WORKLOAD
+    )
+    assert (store.trial(begun).pid, store.trial(begun).facts, store.trial(begun).nonce) == (None, None, None)
+    with pytest.raises(StoreError, match="no trial 99"):
+        store.trial(99)
+
+
 def test_compiled_kernels_round_trip(store: Store) -> None:
     """Kernels come back; "nobody looked" and "there were none" stay apart."""
     kernel = TritonKernel("decode", 8, None, 101_376, "cuda:120", "abc")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.designs import Arm, Plan, PlannedStart, StartValues
+from orchestrator.designs import Arm, EngineCounters, Plan, PlannedStart, StartValues
 from orchestrator.errors import StoreError
 from orchestrator.store import Store
 from orchestrator.store.encoding import plan_from_json, plan_to_json
@@ -142,7 +142,7 @@ def test_what_was_stopped_can_be_taken_up_but_spent_looks_cannot(store: Store) -
         store.begin_experiment(experiment_id)
         found = store.experiment(experiment_id)
         assert (found.status, found.ended_at, found.stop_reason) == ("running", None, None)
-    for status in ("decided", "exhausted"):
+    for status in ("decided", "hopeless", "exhausted"):
         experiment_id = store.create_experiment(design.plan())
         store.end_experiment(experiment_id, status)
         with pytest.raises(StoreError, match=f"it is {status}"):
@@ -250,10 +250,12 @@ def test_what_a_killed_controller_left_is_closed_when_asked(tmp_path: Path) -> N
             store.begin_start(ids_of(store, experiment_id)[0], make.trial(store, status="running"))
     with Store.open(tmp_path / "results.db") as store:
         assert statuses(store, killed)[0] == (0, 0, "running")
+        assert store.fail_running_trials("flash", "a look at the host") == 0, "their starts may be taken over"
         abandoned = store.abandon_running_starts(killed, "its controller was killed")
         assert abandoned == (ids_of(store, killed)[0],)
         assert store.experiment(killed).starts[0].reasons == ("its controller was killed",)
         assert store.abandon_running_starts(killed, "again") == ()
+        assert [store.trial(trial_id).status for trial_id in (1, 2)] == ["failed", "running"]
         assert statuses(store, other)[0] == (0, 0, "running")
         store.repeat_start(abandoned[0])
 
@@ -407,6 +409,22 @@ def test_telemetry_comes_back_by_time(store: Store) -> None:
     store.record_telemetry(1, samples[1:])
     assert store.telemetry(1) == tuple(samples)
     assert store.telemetry(2) == ()
+
+
+def test_counters_come_back_by_load_and_moment(store: Store) -> None:
+    """What the engine told around each load; what it does not tell is None; a second look replaces the first."""
+    trial_id = make.trial(store, loads=(make.load(),))
+    assert store.engine_counters(trial_id) == {}
+    store.record_engine_counters(trial_id, 8, "before", EngineCounters(3, 900))
+    store.record_engine_counters(trial_id, 8, "before", EngineCounters(4, None))
+    store.record_engine_counters(trial_id, 8, "after", EngineCounters(4, 900))
+    store.record_engine_counters(trial_id, 64, "before", EngineCounters(None, 900))
+    assert store.engine_counters(trial_id) == {
+        8: {"before": EngineCounters(4, None), "after": EngineCounters(4, 900)},
+        64: {"before": EngineCounters(None, 900)},
+    }
+    with pytest.raises(StoreError, match="FOREIGN KEY"):
+        store.record_engine_counters(trial_id + 1, 8, "before", EngineCounters(0, 0))
 
 
 def test_telemetry_of_nothing_or_of_no_number_is_refused(store: Store) -> None:

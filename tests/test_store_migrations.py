@@ -88,6 +88,31 @@ def test_starts_of_an_older_schema_belong_to_no_experiment(tmp_path: Path) -> No
         assert (found.trial_id, found.concurrency, found.value, found.environment_id) == (7, 64, 100.0, None)
 
 
+def test_hopeless_experiments_of_an_older_schema_are_called_so(tmp_path: Path) -> None:
+    """Those that had ended for hopelessness get the new word, everything else stays, references included."""
+    path = tmp_path / "old.db"
+    connection = at_schema(path, 6)
+    connection.execute("PRAGMA foreign_keys = ON")
+    reasons = {1: "hopeless at look 1 of 2, after 4 blocks", 2: "look 2 of 2, after 8 blocks, is the last one"}
+    for number, reason in reasons.items():
+        connection.execute(
+            "INSERT INTO experiments VALUES (?, 'flash', 'gpu-a', 'short', 'exhausted', '', 1, 'output_tokens_per_s',"
+            " 64, 0.01, 0, '{}', '2026-01-01', '2026-01-01', '2026-01-02', ?, '1')",
+            (number, reason),
+        )
+    connection.execute("INSERT INTO events VALUES (1, 2, '2026-01-02', 'end', 'over', '{}')")
+    connection.close()
+    with Store.open(path) as store:
+        rows = store.query("select id, status, stop_reason from experiments order by id")[1]
+        assert rows == [(1, "hopeless", reasons[1]), (2, "exhausted", reasons[2])]
+        assert store.query("select experiment_id, text from events")[1] == [(2, "over")]
+        with pytest.raises(StoreError, match="FOREIGN KEY"):
+            store.record_event(3, "end", "of nothing")
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    connection.close()
+
+
 def test_who_applied_which_step_is_kept(tmp_path: Path) -> None:
     """The table ``migrations`` lists each step once, and opening again adds none."""
     for _ in range(2):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from orchestrator.store import RecordedEvent, Store
 
 POLL_S = 1.0
+_WHILE_LEASED = " and takes over the load under way; else the host restores itself when its lease ends"
 
 
 @click.command("attach")
@@ -46,8 +47,8 @@ def command(obj: dict[str, str], experiment_id: int | None, target_name: str | N
             is_back = last is not None and last.kind == "left" and last.detail["is_restored"]
             raise ExperimentError(
                 f"no orch is at work on experiment {number} any more",
-                next_step=f"`orch resume {number}` goes on with it; "
-                + ("the host is restored already" if is_back else "else the host restores itself when its lease ends"),
+                next_step=f"`orch resume {number}` goes on with it"
+                + ("; the host is restored already" if is_back else _WHILE_LEASED),
             )
         return told(out, record, _last_analysis(store, number), wants_code=False)
 

@@ -66,7 +66,15 @@ def command(
         sides = [
             _measurements(store, target, name, arms[name], workload, metric_name) for name in (base_name, variant_name)
         ]
+        both = experiment_of_both(store, target.name, workload, metric_name, set(arms.values()))
     comparison = stats.compare(sides[0], sides[1], metric=metric_name)
+    if both is not None:
+        why = (
+            f"experiment {both} compared {variant_name} and {base_name} each with the baseline, not with each other; "
+            "of its starts only the ratios are shown here"
+        )
+        next_step = f"`orch report {both}` has the verdicts of both against the baseline"
+        comparison = dataclasses.replace(comparison, why_no_verdict=why, next_step=next_step)
     print_comparison(out, comparison)
     out.document(report.comparison_document(comparison))
 
@@ -83,6 +91,16 @@ def planned_verdict(
         analyses = store.analyses(record.id) if is_alike and digest in [arm.digest for arm in plan.arms[1:]] else ()
         if analyses:
             return record, analysis_from_document(analyses[-1].document)
+    return None
+
+
+def experiment_of_both(store: Store, target: str, workload: str, metric: str, digests: set[str]) -> int | None:
+    """The newest analysed experiment in which both are variants; None when there is none."""
+    for record in store.experiments(target):
+        plan = record.plan
+        is_alike = (plan.workload, plan.metric) == (workload, metric)
+        if is_alike and digests <= {arm.digest for arm in plan.arms[1:]} and store.analyses(record.id):
+            return record.id
     return None
 
 

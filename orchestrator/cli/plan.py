@@ -73,16 +73,20 @@ def print_outlook(out: Output, found: Outlook) -> None:
     out.table(Table(columns, rows, right=frozenset(columns), title=title))
     names = ", ".join(map(str, found.experiments))
     out.line(f"noise from experiment{'s' * (len(found.experiments) != 1)} {names}; the range is up to its 95 % bound")
+    from orchestrator.metrics import MOST_PAIRS
+
     pair_s = found.pair_s()
     if pair_s is not None:
-        most = max(noise.pairs_needed[1] for noise in found.noises)
+        most = min(MOST_PAIRS, max(noise.pairs_needed[1] for noise in found.noises))
         out.line(
             f"a pair takes about {pair_s / 60:.1f} min of the GPU: {most} pairs about {most * pair_s / 60:.0f} min"
         )
 
 
 def _row(noise: Noise, sizes: list[int]) -> list[str | int]:
-    low, high = noise.pairs_needed
-    needed = str(low) if low == high else f"{low} to {high}"
-    seen = [f"{100 * noise.detectable[n]:.1f} %" for n in sizes]
-    return [noise.concurrency, f"{100 * noise.sigma_d:.2f} %", noise.n_pairs, *seen, needed]
+    from orchestrator.metrics import needed_words, percent_words
+
+    low, high = map(needed_words, noise.pairs_needed)
+    needed = low if low == high else f"{low} to {high}"
+    seen = [percent_words(noise.detectable[n]) for n in sizes]
+    return [noise.concurrency, percent_words(noise.sigma_d), noise.n_pairs, *seen, needed]

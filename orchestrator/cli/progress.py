@@ -19,12 +19,17 @@ class ProgressLine:
 
     On a terminal a step's line is rewritten in place and finished with its duration. In a pipe each step is one line,
     and counted steps print at most every ten seconds.
+
+    Attributes:
+        is_fleeting: something else tells what was done, this only shows that work goes on: a finished step leaves
+            nothing on a terminal, and in a pipe there is a line every ten seconds at most, whatever the steps.
     """
 
     PIPE_INTERVAL_S = 10.0
 
     def __init__(self) -> None:
         self._is_terminal = is_smart_terminal(sys.stderr)
+        self.is_fleeting = False
         self._current: Progress | None = None
         self._began_s = 0.0
         self._last_s = 0.0
@@ -47,13 +52,20 @@ class ProgressLine:
         self._current = progress
         if self._is_terminal:
             _rewrite(cut(f"  {describe(progress)}", shutil.get_terminal_size().columns - 1))
-        elif is_new or now_s - self._last_s >= self.PIPE_INTERVAL_S:
+        elif (is_new and not self.is_fleeting) or now_s - self._last_s >= self.PIPE_INTERVAL_S:
             click.echo(describe(progress), err=True)
             self._last_s = now_s
 
+    def flee(self) -> None:
+        """From now on is fleeting; the first line in a pipe comes in ten seconds."""
+        self.finish(is_good=True)
+        self.is_fleeting, self._last_s = True, time.monotonic()
+
     def finish(self, *, is_good: bool) -> None:
-        """Ends the current line, with how long the step took."""
-        if self._current is not None and self._is_terminal:
+        """Ends the current line, with how long the step took; one that fails is always left to see."""
+        if self._current is not None and self._is_terminal and self.is_fleeting and is_good:
+            _rewrite("")
+        elif self._current is not None and self._is_terminal:
             mark = styled("✓", "green", sys.stderr) if is_good else styled("✗", "red", sys.stderr)
             took_s = time.monotonic() - self._began_s
             _rewrite(f"{mark} {describe(self._current, with_times=False)}   {took_s:.1f} s\n")

@@ -35,8 +35,9 @@ def command(
 ) -> int:
     """Go on with an experiment whose orch was interrupted, killed or cut off.
 
-    The start that was under way is made again; every complete one counts. A block that was begun more than an hour ago
-    is made again as a whole. With --stop the host is put back and the experiment is ended.
+    Every complete start counts. The one under way is taken over with its load, where the host still has both and they
+    can be proved to be the same; else it is made again. A block that was begun more than an hour ago is made again as a
+    whole. With --stop the host is put back and the experiment is ended.
     """
     from orchestrator.experiment.run import stop
     from orchestrator.project import Project

@@ -286,6 +286,7 @@ def conduct_shown(shown: Shown, session: Session, experiment_id: int, ttl_s: flo
     from orchestrator.interrupts import asking
 
     wishes = Wishes()
+    shown.progress.flee()
     with asking(lambda: shown.question(wishes)):
         return conduct(session, experiment_id, shown.event, wishes=wishes, on_load=shown.load, ttl_s=ttl_s)
 

@@ -34,7 +34,7 @@ def command(obj: dict[str, str], target_name: str | None, offline: bool, is_json
     out = Output(is_json=is_json)
     project = Project.open(obj["inventory_path"])
     target = project.target(target_name)
-    recorded = _on_record(project, target)
+    recorded = _on_record(project, target, is_upgraded=not offline)
     where = {"target": target.name, "host": target.host, "kernel": target.kernel}
     document: dict[str, Any] = {**where, **recorded, "now": None}
     if not offline:
@@ -139,14 +139,18 @@ def host_document(status: HostStatus) -> dict[str, Any]:
     }
 
 
-def _on_record(project: Project, target: Target) -> dict[str, Any]:
-    """Baseline, variants and number of trials; from files and the record only, and without heavy imports."""
+def _on_record(project: Project, target: Target, *, is_upgraded: bool) -> dict[str, Any]:
+    """Baseline, variants and number of trials; from files and the record only, and without heavy imports.
+
+    Args:
+        is_upgraded: bring the record of an older orch to this one's schema, as every command does that records.
+    """
     from orchestrator import workspace
     from orchestrator.store import Store
 
     baseline, n_trials, opened, unfinished = None, 0, [], None
     if project.db_path.exists():
-        with Store.open_read_only(project.db_path) as store:
+        with Store.open(project.db_path) if is_upgraded else Store.open_read_only(project.db_path) as store:
             baseline = store.baseline(target.name)
             n_trials = len(store.trials(target.name))
             opened = store.open_deployments(target.name)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from orchestrator import admission
 from orchestrator.admission import EarlierStart, StartFacts
 from orchestrator.designs import Admission, ExperimentRecord, Plan, StartRecord
-from orchestrator.experiment.trial import Trial
-from orchestrator.records import NOT_RECORDED, LoadResult
+from orchestrator.experiment.trial import Trial, counter_pairs
+from orchestrator.records import NOT_RECORDED
 from orchestrator.session import Session
 
 
@@ -77,13 +77,14 @@ def earlier_starts(session: Session, record: ExperimentRecord) -> list[EarlierSt
     found = []
     for start in sorted(record.starts, key=lambda one: one.trial_id or 0):
         if start.status == "ok" and start.trial_id is not None:
-            loads = tuple(session.store.load(load_id) for load_id in session.store.load_ids(start.trial_id))
-            found.append(admission.remember(_remembered(record.plan, start, loads), record.plan.metric))
+            found.append(admission.remember(_remembered(session, record.plan, start), record.plan.metric))
     return found
 
 
-def _remembered(plan: Plan, start: StartRecord, loads: tuple[LoadResult, ...]) -> StartFacts:
-    """What of a recorded start a later one is compared with; conditions of its host are not read back."""
+def _remembered(session: Session, plan: Plan, start: StartRecord) -> StartFacts:
+    """What of a recorded start a later one is compared with."""
+    assert start.trial_id is not None
+    store = session.store
     digest = next(arm.digest for arm in plan.arms if arm.name == start.planned.arm)
     return StartFacts(
         block=start.planned.block,
@@ -97,5 +98,7 @@ def _remembered(plan: Plan, start: StartRecord, loads: tuple[LoadResult, ...]) -
         digest_after=digest,
         process_before=None,
         process_after=None,
-        loads=loads,
+        loads=tuple(store.load(load_id) for load_id in store.load_ids(start.trial_id)),
+        counters=counter_pairs(store.engine_counters(start.trial_id)),
+        facts=store.trial(start.trial_id).facts or {},
     )

@@ -56,6 +56,23 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
+def recovered(n_abandoned: int, why_not: str, is_torn: bool, *, is_taken_over: bool) -> Told:
+    """What becomes of what an orch left that ended before its time.
+
+    Args:
+        n_abandoned: starts that are made again. why_not: why the one under way cannot be taken over.
+        is_torn: a whole block is made again. is_taken_over: the start under way is gone on with.
+    """
+    if is_taken_over:
+        what = "the start under way is taken over"
+    elif is_torn:
+        what = "a block that was begun long ago is made again"
+    else:
+        what = "the start under way is made again" + (f", {why_not}" if why_not else "")
+    facts = {"n_starts": n_abandoned, "is_taken_over": is_taken_over, "why_not": why_not or None}
+    return f"an earlier orch ended before its time: {what}", facts
+
+
 def start_counts(plan: Plan, start: StartRecord, trial_id: int, loads: list[LoadResult], admission: Admission) -> Told:
     """What a start that counts measured."""
     metric, primary = METRICS[plan.metric], plan.primary_concurrency

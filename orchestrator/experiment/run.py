@@ -29,6 +29,7 @@ from orchestrator.experiment.check import Attempt
 from orchestrator.experiment.conclude import conclude, end_engine, restart_engine
 from orchestrator.experiment.deploy import deploy, deploy_baseline
 from orchestrator.experiment.draw import start_cost_s
+from orchestrator.experiment.takeover import Handover, offered, take_over
 from orchestrator.experiment.trial import Hold, LoadWatch, Trial, trial
 from orchestrator.interrupts import shielded
 from orchestrator.records import Restoration, Variant, short
@@ -184,17 +185,30 @@ def _planned_variants(session: Session, experiment_id: int, plan: Plan) -> dict[
 
 
 def _take_up(running: _Conduct) -> None:
-    """Finishes what an orch that was killed left half done in the record."""
-    store = running.session.store
-    abandoned = store.abandon_running_starts(running.experiment_id, blocks.ABANDONED)
-    is_torn = blocks.tear_old_block(store, running.experiment_id)
-    blocks.mend(store, running.experiment_id)
+    """Finishes what an orch that was killed left half done, in the record and, where it can be had, on the host."""
+    store, number = running.session.store, running.experiment_id
+    under_way = next((one for one in running.record().starts if one.status == "running"), None)
+    is_torn = blocks.tear_old_block(store, number)
+    handover, why_not = (None, "") if under_way is None or is_torn else _offered(running, under_way)
+    abandoned = () if handover else store.abandon_running_starts(number, blocks.ABANDONED)
+    blocks.mend(store, number)
     record = running.record()
     running.earlier = admitting.earlier_starts(running.session, record)
     running.conditions = admitting.first_conditions(running.session, record)
-    if abandoned or is_torn:
-        what = "a block that was begun long ago is made again" if is_torn else "the start under way is made again"
-        running.tell("recovered", (f"an earlier orch ended before its time: {what}", {"n_starts": len(abandoned)}))
+    if under_way or is_torn:
+        running.tell("recovered", events.recovered(len(abandoned), why_not, is_torn, is_taken_over=bool(handover)))
+    if under_way and handover:
+        _go_on(running, under_way, handover)
+        if blocks.tear_old_block(store, number):  # its loads had ended long ago, and the rest of its block is missing
+            blocks.mend(store, number)
+            running.earlier = admitting.earlier_starts(running.session, running.record())
+            running.tell("recovered", events.recovered(0, "", True, is_taken_over=False))
+
+
+def _offered(running: _Conduct, start: StartRecord) -> tuple[Handover | None, str]:
+    assert start.trial_id is not None
+    workload = running.session.project.workload(running.plan.workload)
+    return offered(running.session, start.trial_id, workload, running.plan.concurrencies)
 
 
 # ---- the end
@@ -262,10 +276,13 @@ def _restart_engine(running: _Conduct, restoration: Restoration) -> None:
 def _run(running: _Conduct) -> tuple[Analysis | None, FinalStatus, str | None]:
     """Start after start, until a look decides, the looks are used up, or something ends it."""
     while True:
+        why = _why_stop(running)
+        if why is not None:
+            return _conclude_early(running), "failed", why
         record = running.record()
         analysis = _look_if_due(running, record)
         if analysis is not None and analysis.stop_reason is not None:
-            return analysis, _settled(analysis), analysis.stop_reason
+            return analysis, _settled(running.plan, analysis), analysis.stop_reason
         if running.wishes.finish_start:
             raise KeyboardInterrupt
         following = blocks.next_start(record)
@@ -274,25 +291,39 @@ def _run(running: _Conduct) -> tuple[Analysis | None, FinalStatus, str | None]:
             reason = f"{n_lost} starts may not count, and no look can be reached any more from {n_complete} blocks"
             return _conclude_early(running), "exhausted", reason
         _make(running, record, following)
-        why = _why_stop(running)
-        if why is not None:
-            return _conclude_early(running), "failed", why
 
 
 def _make(running: _Conduct, record: ExperimentRecord, start: StartRecord) -> None:
     """One start, from the push to the gate."""
-    session, arm = running.session, start.planned.arm
-    each_s = start_cost_s(session.store, running.plan)
+    session, plan = running.session, running.plan
+    each_s = start_cost_s(session.store, plan)
     running.tell("start", events.start_begins(record, start, each_s, time.monotonic() - running.began_s))
+    hold = Hold(running.ttl_s, True, lambda trial_id: session.store.begin_start(start.id, trial_id))
+
+    def act() -> Trial:
+        _make_live(running, start.planned.arm)
+        workload = session.project.workload(plan.workload)
+        return trial(session, workload, plan.concurrencies, on_load=running.on_load, hold=hold)
+
+    _judge(running, start, act)
+
+
+def _go_on(running: _Conduct, start: StartRecord, handover: Handover) -> None:
+    """The rest of the start that an orch which is gone had begun, up to the gate."""
+    session, plan = running.session, running.plan
+    workload, hold = session.project.workload(plan.workload), Hold(running.ttl_s, True)
+    _judge(
+        running,
+        start,
+        lambda: take_over(session, handover, workload, plan.concurrencies, hold=hold, on_load=running.on_load),
+    )
+
+
+def _judge(running: _Conduct, start: StartRecord, act: Callable[[], Trial]) -> None:
+    """Makes a start, and says whether it counts."""
+    session, arm = running.session, start.planned.arm
     try:
-        _make_live(running, arm)
-        made = trial(
-            session,
-            session.project.workload(running.plan.workload),
-            running.plan.concurrencies,
-            on_load=running.on_load,
-            hold=Hold(running.ttl_s, True, lambda trial_id: session.store.begin_start(start.id, trial_id)),
-        )
+        made = act()
     except (EngineError, LoadError) as exc:
         running.failures[arm] = running.failures.get(arm, 0) + 1
         _set_aside(running, start, Admission((exc.message,)), "failed", exc.evidence)
@@ -303,6 +334,7 @@ def _make(running: _Conduct, record: ExperimentRecord, start: StartRecord) -> No
     running.failures[arm] = 0
     _refuse_other_conditions(running, start, made)
     admission = admitting.judge_start(session, running.plan, start, made, running.earlier)
+    admission = replace(admission, flags=(*made.flags, *admission.flags))
     if admission.is_admissible:
         session.store.end_start(start.id, "ok", (), admission.flags)
         running.tell("counted", events.start_counts(running.plan, start, made.trial_id, made.loads, admission))
@@ -379,10 +411,11 @@ def _look_if_due(running: _Conduct, record: ExperimentRecord) -> Analysis | None
     return analysis_from_document(made[-1].document) if made else _look(running, complete)
 
 
-def _settled(analysis: Analysis) -> FinalStatus:
-    """``decided`` when every variant has an answer at the primary concurrency."""
-    is_decided = all(arm.primary.verdict not in (None, "INCONCLUSIVE") for arm in analysis.arms)
-    return "decided" if is_decided else "exhausted"
+def _settled(plan: Plan, analysis: Analysis) -> FinalStatus:
+    """``decided`` when every variant has an answer at the primary concurrency; else no look is left, or no hope."""
+    if all(arm.primary.verdict not in (None, "INCONCLUSIVE") for arm in analysis.arms):
+        return "decided"
+    return "exhausted" if analysis.n_blocks == plan.looks[-1] else "hopeless"
 
 
 def _conclude_early(running: _Conduct) -> Analysis | None:

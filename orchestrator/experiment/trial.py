@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator import bench, provenance, push, serve, telemetry
@@ -14,7 +14,7 @@ from orchestrator.interrupts import shielded
 from orchestrator.project import holder
 from orchestrator.records import LoadProgress, LoadResult, Progress, Service, Workload, short
 from orchestrator.session import BASELINE, Live, Session, look
-from orchestrator.store import TrialStatus
+from orchestrator.store import MOMENTS, Moment, TrialStatus
 
 TRIAL_TTL_S = 120.0
 """How long the lease of a baseline's trial outlives a controller that died."""
@@ -26,6 +26,7 @@ class Trial:
 
     Attributes:
         status: ``ok``, ``contaminated`` (the file or the engine changed meanwhile) or ``failed``.
+        flags: what a reader should know of how it was made.
         compiled: what Triton compiled for it, seen while the engine ran; None when nobody looked.
         process_after: pid and start ticks of the engine's leader after the loads; None when there was none.
         telemetry: of each load, by concurrency; None on a host without a GPU. counters: the engine's own, just before
@@ -38,6 +39,7 @@ class Trial:
     service: Service | None = None
     loads: list[LoadResult] = field(default_factory=list)
     reasons: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
     status: TrialStatus = "running"
     digest_after: str | None = None
     compiled: provenance.TritonCache | None = None
@@ -112,7 +114,7 @@ def _measure(
 ) -> Trial:
     assert live.digest is not None
     assert live.name is not None
-    with _hold(session, live, hold) as (deployment_id, keeper):
+    with held(session, live, hold) as (deployment_id, keeper):
         started = Trial(
             session.store.begin_trial(
                 target=session.target.name,
@@ -127,19 +129,33 @@ def _measure(
             live.digest,
         )
         hold.on_begin(started.trial_id)
-        try:
-            _serve_and_load(session, live, started, workload, concurrencies, keeper, on_load)
-        except BaseException as exc:
-            started.status = "failed"
-            started.reasons = ("interrupted",) if isinstance(exc, KeyboardInterrupt) else (str(exc),)
-            raise
-        finally:
-            with shielded("stopping the engine"):
-                if not keep_running or started.status == "failed":
-                    session.say("stop", f"stopping {session.engine.name}")
-                    serve.stop(session.remote, session.engine)
-                _end_trial(session, started)
+        with ending(session, started, keep_running=keep_running):
+            started.service = _start_proved(session, live, started.trial_id)
+            for concurrency in concurrencies:
+                load_once(session, started, workload, concurrency, keeper, on_load)
+            settle(session, live, started)
     return started
+
+
+@contextlib.contextmanager
+def ending(session: Session, started: Trial, *, keep_running: bool = False) -> Iterator[None]:
+    """Stops the engine and closes the record of a start, however its loads end.
+
+    Args:
+        keep_running: leave the engine running, when the start is good.
+    """
+    try:
+        yield
+    except BaseException as exc:
+        started.status = "failed"
+        started.reasons = ("interrupted",) if isinstance(exc, KeyboardInterrupt) else (str(exc),)
+        raise
+    finally:
+        with shielded("stopping the engine"):
+            if not keep_running or started.status == "failed":
+                session.say("stop", f"stopping {session.engine.name}")
+                serve.stop(session.remote, session.engine)
+            _end_trial(session, started)
 
 
 def arm_on_host(session: Session) -> Live:
@@ -177,7 +193,7 @@ def arm_on_host(session: Session) -> Live:
 
 
 @contextlib.contextmanager
-def _hold(session: Session, live: Live, hold: Hold) -> Iterator[tuple[int, push.LeaseKeeper]]:
+def held(session: Session, live: Live, hold: Hold) -> Iterator[tuple[int, push.LeaseKeeper]]:
     """Holds the target for a trial: renews the lease of a pushed variant, or takes one on the baseline.
 
     Yields:
@@ -218,21 +234,13 @@ def _hold(session: Session, live: Live, hold: Hold) -> Iterator[tuple[int, push.
             session.store.end_deployment(hold_id, "reverted")
 
 
-def _serve_and_load(
-    session: Session,
-    live: Live,
-    started: Trial,
-    workload: Workload,
-    concurrencies: Sequence[int],
-    keeper: push.LeaseKeeper,
-    on_load: LoadWatch | None,
-) -> None:
-    started.service = _start_proved(session, live, started.trial_id)
-    for concurrency in concurrencies:
-        load = _load(session, started, workload, concurrency, keeper, on_load)
-        started.loads.append(load)
-        _refuse_dead_engine(session, started)
-    reasons = _contamination(session, live, started)
+def settle(session: Session, live: Live, started: Trial, doubts: Sequence[str] = ()) -> None:
+    """Looks at files and engine after the last load, and says whether the start can be trusted.
+
+    Args:
+        doubts: further reasons why not.
+    """
+    reasons = [*_contamination(session, live, started), *doubts]
     started.reasons = tuple(reasons)
     started.status = "contaminated" if reasons else "ok"
     # before the stop: only a running process says where its cache really is, and shows what its container sees there
@@ -268,24 +276,39 @@ def _start_proved(session: Session, live: Live, trial_id: int) -> Service:
     return service
 
 
-def _load(
+def run_dir_of(session: Session, trial_id: int, concurrency: int) -> str:
+    """The folder of a load on its host."""
+    return f"{session.remote.scratch_dir()}/runs/{session.target.name}-{trial_id}-c{concurrency}"
+
+
+def load_once(
     session: Session,
     started: Trial,
     workload: Workload,
     concurrency: int,
     keeper: push.LeaseKeeper,
     on_load: LoadWatch | None,
-) -> LoadResult:
-    """One load, on record when this returns."""
-    run_dir = f"{session.remote.scratch_dir()}/runs/{session.target.name}-{started.trial_id}-c{concurrency}"
+    *,
+    joins: bool = False,
+) -> None:
+    """One load, on record when this returns.
+
+    Args:
+        joins: it was started already, by an orch that is gone; it runs or has ended.
+
+    Raises:
+        LeaseLostError: the lease is gone; the load was stopped. EngineDiedError: the engine is gone after it.
+    """
+    run_dir = run_dir_of(session, started.trial_id, concurrency)
     session.say("load", f"concurrency {concurrency}")
 
     def refuse_lost_lease() -> None:
         if keeper.lost is not None:
             raise keeper.lost
 
-    with _watched(session, started, concurrency, run_dir):
-        load = bench.run_load(
+    make = bench.join_load if joins else bench.run_load
+    with _watched(session, started, concurrency, run_dir, joins=joins):
+        load = make(
             session.remote,
             session.engine,
             workload,
@@ -299,18 +322,22 @@ def _load(
     if samples:
         session.store.record_telemetry(load_id, samples)
     bench.remove_load(session.remote, run_dir)  # its raw result is on record
-    return load
+    started.loads.append(load)
+    _refuse_dead_engine(session, started, keeper)
 
 
 @contextlib.contextmanager
-def _watched(session: Session, started: Trial, concurrency: int, run_dir: str) -> Iterator[None]:
-    """Watches GPUs and engine during a load. Evidence only: what cannot be had is stored as not measured."""
-    remote, engine = session.remote, session.engine
-    counters: list[EngineCounters] = []
-    with contextlib.suppress(OrchError):
-        counters.append(telemetry.engine_counters(remote, engine))
-    with contextlib.suppress(OrchError):
-        telemetry.start(remote, engine, run_dir=run_dir)
+def _watched(session: Session, started: Trial, concurrency: int, run_dir: str, *, joins: bool) -> Iterator[None]:
+    """Watches GPUs and engine during a load. Evidence only: what cannot be had is stored as not measured.
+
+    Args:
+        joins: the load is watched already, and the counters before it are on record.
+    """
+    remote = session.remote
+    if not joins:
+        _count(session, started, concurrency, "before")
+        with contextlib.suppress(OrchError):
+            telemetry.start(remote, session.engine, run_dir=run_dir)
     try:
         yield
     except BaseException:
@@ -319,15 +346,28 @@ def _watched(session: Session, started: Trial, concurrency: int, run_dir: str) -
         raise
     with contextlib.suppress(OrchError):
         started.telemetry[concurrency] = telemetry.collect(remote, run_dir=run_dir)
+    _count(session, started, concurrency, "after")
+    started.counters.update(counter_pairs(session.store.engine_counters(started.trial_id)))
+
+
+def _count(session: Session, started: Trial, concurrency: int, moment: Moment) -> None:
+    """Asks the engine for its counters, on record when this returns."""
     with contextlib.suppress(OrchError):
-        counters.append(telemetry.engine_counters(remote, engine))
-    if len(counters) == 2:
-        started.counters[concurrency] = (counters[0], counters[1])
+        counters = telemetry.engine_counters(session.remote, session.engine)
+        session.store.record_engine_counters(started.trial_id, concurrency, moment, counters)
 
 
-def _refuse_dead_engine(session: Session, started: Trial) -> None:
+def counter_pairs(
+    recorded: Mapping[int, Mapping[Moment, EngineCounters]],
+) -> dict[int, tuple[EngineCounters, EngineCounters]]:
+    """Before and after each load, where both are known."""
+    return {cap: (both["before"], both["after"]) for cap, both in recorded.items() if len(both) == len(MOMENTS)}
+
+
+def _refuse_dead_engine(session: Session, started: Trial, keeper: push.LeaseKeeper) -> None:
     assert started.service is not None
     if serve.running(session.remote, session.engine) is None:
+        keeper.require()  # the host ends the engine with the lease: that is no fault of the variant
         raise EngineDiedError(
             f"{session.target.host}: {session.engine.name} (pid {started.service.process.pid}) died under load "
             f"at concurrency {started.loads[-1].concurrency_cap}",

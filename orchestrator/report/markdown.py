@@ -18,6 +18,8 @@ def markdown(report: ExperimentReport) -> str:
     if report.analysis is not None:
         parts.append(_table(verdict_sheet(report.analysis, plan)))
     parts.append("\n".join(f"> **Warning:** {_escaped(warning)}" for warning in report.warnings))
+    if report.analysis is not None and report.analysis.next_step:
+        parts.append(f"Next: {_with_code(report.analysis.next_step)}")
     if report.starts:
         parts += [_details(values_sheet(report)), _details(provenance_sheet(report))]
     status = _escaped(report.experiment.stop_reason or report.experiment.status)
@@ -41,9 +43,20 @@ def _line(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def _with_code(text: str) -> str:
+    """As ``_escaped``, but what stands between two backticks is code."""
+    pieces = " ".join(text.split()).split("`")
+    if len(pieces) % 2 == 0:  # a backtick without its partner
+        return _escaped(text)
+    return "".join(f"`{one}`" if i % 2 else _without_markup(one) for i, one in enumerate(pieces))
+
+
 def _escaped(text: str) -> str:
     """Nothing that a user wrote becomes markup or ends a cell."""
-    text = " ".join(text.split())
+    return _without_markup(" ".join(text.split()))
+
+
+def _without_markup(text: str) -> str:
     for mark in "\\`*_[]<>|#":
         text = text.replace(mark, f"\\{mark}")
     return text

@@ -41,6 +41,7 @@ def page(report: ExperimentReport) -> str:
         lstrip_blocks=True,
     )
     environment.filters["unbroken"] = unbroken
+    environment.filters["code"] = code
     return environment.get_template(TEMPLATE).render(
         report=report,
         plan=report.plan,
@@ -63,6 +64,19 @@ def page(report: ExperimentReport) -> str:
         plan_facts=tables.plan_sheet(report),
         provenance=tables.provenance_sheet(report),
     )
+
+
+def code(text: str) -> str:
+    """The text as HTML, with what stands between two backticks as code."""
+    import markupsafe
+
+    pieces = text.split("`")
+    if len(pieces) % 2 == 0:  # a backtick without its partner
+        return markupsafe.escape(text)
+    made = (
+        f"<code>{markupsafe.escape(one)}</code>" if i % 2 else markupsafe.escape(one) for i, one in enumerate(pieces)
+    )
+    return markupsafe.Markup("").join(map(markupsafe.Markup, made))
 
 
 def unbroken(text: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.designs import Analysis, ArmAnalysis, ConcurrencyAnalysis, Plan
-from orchestrator.metrics import METRICS
+from orchestrator.metrics import METRICS, needed_words, percent_words
 from orchestrator.records import short
 from orchestrator.report.experiment_data import ExperimentReport, StartReport
 from orchestrator.report.summaries import Mean, arm_mean, facts_seen, value_of
@@ -67,7 +67,7 @@ def _notes(row: ConcurrencyAnalysis, plan: Plan) -> str:
     if row.verdict in ("FASTER", "SLOWER"):
         return f"{'beyond' if row.clears_margin else 'maybe within'} ± {margin_words(plan.margin)}"
     if row.pairs_needed is not None:
-        return f"needs {row.pairs_needed} pairs"
+        return f"needs {needed_words(row.pairs_needed)} pairs"
     return "" if row.is_not_worse is not False else f"maybe worse than {margin_words(plan.margin)}"
 
 
@@ -209,4 +209,4 @@ def _noise_words(arm: ArmAnalysis) -> str:
     if found is None:
         return ""
     order = f"order effect {percent(1 + found.order_log)}, p = {p_words(found.order_p)}"
-    return f"{arm.arm} {found.sigma_d * 100:.2f} % at the primary ({order})"
+    return f"{arm.arm} {percent_words(found.sigma_d)} at the primary ({order})"

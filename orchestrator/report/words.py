@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.designs import ArmAnalysis, ConcurrencyAnalysis, Estimate, Plan
-from orchestrator.metrics import METRICS
+from orchestrator.metrics import METRICS, percent_words
 from orchestrator.report.experiment_data import ExperimentReport
 
 _LABELS = {"output_tokens_per_s": "output throughput", "requests_per_s": "request throughput"}
@@ -118,7 +118,7 @@ def _noise_headline(arm: ArmAnalysis, plan: Plan) -> str:
     row = arm.primary
     if row.estimate is None:
         return f"A/A: the noise at concurrency {row.concurrency} is not known yet"
-    noise = f"noise of one pair (SD) {row.estimate.sigma_d * 100:.2f} % at concurrency {plan.primary_concurrency}"
+    noise = f"noise of one pair (SD) {percent_words(row.estimate.sigma_d)} at concurrency {plan.primary_concurrency}"
     if row.verdict in ("FASTER", "SLOWER"):
         return f"A/A found a difference between equal arms; {noise}"
     return f"A/A: {noise}, {pairs_words(row.estimate.n_pairs)}"

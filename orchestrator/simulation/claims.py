@@ -117,6 +117,8 @@ def _planned() -> list[Claim]:
         at_most("the same, with stops for hopelessness", 5.2, _differs()),
         at_most("looks 4, 6, 8: false FASTER or SLOWER", 5.2, _differs(looks=(4, 6, 8), may_stop_early=False)),
         at_least("looks 6, 8, 10: power for 2 %", 97, _is_faster(GAIN)),
+        at_least("the same, one of 2 variants in shared blocks", 92, _is_faster(GAIN, n_variants=2)),
+        at_least("the same, one of 3 variants in shared blocks", 87, _is_faster(GAIN, n_variants=3)),
         at_most("2 variants × 4 concurrencies, one look: any false", 5, _differs(2, 4, looks=(6,))),
         at_most("2 variants × 4 concurrencies, three looks: any false", 5, _differs(2, 4, may_stop_early=False)),
         at_most("the same, one of the eight is faster: any other", 5, _others_differ(partly, LOUD_LOADS)),
@@ -185,8 +187,10 @@ def _others_differ(effects: Effects, noise: Noise) -> Callable[[np.random.Genera
     return _rate(_outcomes(2, 4, effects=effects, noise=noise), event)
 
 
-def _is_faster(effects: Effects, looks: tuple[int, ...] = LOOKS) -> Callable[[np.random.Generator, int], Bools]:
-    return _rate(_outcomes(effects=effects, looks=looks), lambda o: o.final()[:, 0, 0] == planned.FASTER)
+def _is_faster(
+    effects: Effects, looks: tuple[int, ...] = LOOKS, n_variants: int = 1
+) -> Callable[[np.random.Generator, int], Bools]:
+    return _rate(_outcomes(n_variants, effects=effects, looks=looks), lambda o: o.final()[:, 0, 0] == planned.FASTER)
 
 
 def _is_equivalent(effects: Effects) -> Callable[[np.random.Generator, int], Bools]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from orchestrator.designs import Analysis, Arm, ArmAnalysis, ConcurrencyAnalysis, Estimate, Plan, StartValues
 from orchestrator.errors import UnknownNameError
-from orchestrator.metrics import METRICS
+from orchestrator.metrics import METRICS, MOST_PAIRS, needed_words
 from orchestrator.stats import family, flags
 from orchestrator.stats.crossover import LEAST_PAIRS, estimate
 from orchestrator.stats.eprocess import e_value
@@ -230,5 +230,7 @@ def _next_step(moment: _Moment, arms: Sequence[ArmAnalysis], stop_reason: str | 
     needed = [arm.primary.pairs_needed for arm in arms if arm.primary.pairs_needed is not None]
     if needed:
         margin = f"{moment.plan.margin * 100:g} %"
-        return f"about {max(needed)} pairs would show {margin}; lower the noise, or look for a larger effect"
+        n = max(needed)
+        about = "" if n > MOST_PAIRS else "about "
+        return f"{about}{needed_words(n)} pairs would show {margin}; lower the noise, or look for a larger effect"
     return "note why each variant was rejected, and try another"

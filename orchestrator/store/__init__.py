@@ -32,11 +32,12 @@ from orchestrator.store.migrations import SCHEMA_VERSION
 from orchestrator.store.observations import LookSource, Observations
 from orchestrator.store.query import Params, Value, run_query
 from orchestrator.store.reading import Reading, TrialSummary
-from orchestrator.store.trials import Trials, TrialStatus
-from orchestrator.store.watching import RecordedEvent, Watching
+from orchestrator.store.trials import RecordedTrial, Trials, TrialStatus
+from orchestrator.store.watching import MOMENTS, Moment, RecordedEvent, Watching
 
 __all__ = [
     "BUSY_TIMEOUT_S",
+    "MOMENTS",
     "SCHEMA_VERSION",
     "CheckKind",
     "DeploymentStatus",
@@ -45,10 +46,12 @@ __all__ = [
     "HistoryRow",
     "KnownBinary",
     "LookSource",
+    "Moment",
     "OpenDeployment",
     "RecordedAnalysis",
     "RecordedCheck",
     "RecordedEvent",
+    "RecordedTrial",
     "Store",
     "TrialStatus",
     "TrialSummary",

@@ -19,7 +19,7 @@ from orchestrator.store.database import Database, insert_row, utc_now
 from orchestrator.store.encoding import plan_from_json, plan_to_json, storable_text, texts_from_json, to_json
 from orchestrator.version import VERSION
 
-FinalStatus = Literal["decided", "exhausted", "stopped", "failed"]
+FinalStatus = Literal["decided", "hopeless", "exhausted", "stopped", "failed"]
 EndedStartStatus = Literal["ok", "set-aside", "failed"]
 
 
@@ -69,12 +69,12 @@ class Experiments(Database):
         """Marks it ``running``; again so, when it was stopped or had failed and is taken up. May be called twice.
 
         Raises:
-            StoreError: there is no such experiment, or its looks are spent: it was decided or exhausted.
+            StoreError: there is no such experiment, or its looks are spent: it was decided, hopeless or exhausted.
         """
         with self._transaction() as connection:
             cursor = connection.execute(
                 "UPDATE experiments SET status = 'running', started_at = coalesce(started_at, ?), ended_at = NULL,"
-                " stop_reason = NULL WHERE id = ? AND status NOT IN ('decided', 'exhausted')",
+                " stop_reason = NULL WHERE id = ? AND status NOT IN ('decided', 'hopeless', 'exhausted')",
                 (utc_now(), experiment_id),
             )
             if cursor.rowcount == 0:
@@ -161,12 +161,18 @@ class Experiments(Database):
             return _insert_start(connection, experiment_id, PlannedStart(*place), digest, attempt + 1)
 
     def abandon_running_starts(self, experiment_id: int, reason: str) -> tuple[int, ...]:
-        """Fails the starts that a killed controller left ``running``; call it only under the target's lease.
+        """Fails the starts that a killed controller left ``running``, with their trials; call it only under the
+        target's lease.
 
         Returns:
             Their ids; ``repeat_start`` plans one once more.
         """
         with self._transaction() as connection:
+            connection.execute(
+                "UPDATE trials SET status = 'failed', reasons = ?, ended_at = ? WHERE status = 'running' AND id IN"
+                " (SELECT trial_id FROM experiment_starts WHERE experiment_id = ? AND status = 'running')",
+                (to_json([reason]), utc_now(), experiment_id),
+            )
             rows = connection.execute(
                 "UPDATE experiment_starts SET status = 'failed', reasons = ?"
                 " WHERE experiment_id = ? AND status = 'running' RETURNING id",

@@ -18,7 +18,9 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from orchestrator.store.check_tables import create_checks
+from orchestrator.store.counter_tables import create_engine_counters
 from orchestrator.store.experiment_tables import create_experiments
+from orchestrator.store.status_tables import allow_hopeless
 from orchestrator.version import VERSION
 
 if TYPE_CHECKING:
@@ -51,15 +53,20 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] | No
     from sqlite_utils import Database  # 180 ms, needed only when there is something to migrate
 
     database = Database(connection, recursive_triggers=False, execute_plugins=False)
-    for migration in MIGRATIONS if migrations is None else migrations:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            if connection.execute("PRAGMA user_version").fetchone()[0] < migration.number:
-                _apply(database, migration)
-            connection.execute("COMMIT")
-        except BaseException:
-            connection.rollback()
-            raise
+    (enforces,) = connection.execute("PRAGMA foreign_keys").fetchone()
+    connection.execute("PRAGMA foreign_keys = OFF")  # a table that is made anew is gone for a moment
+    try:
+        for migration in MIGRATIONS if migrations is None else migrations:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                if connection.execute("PRAGMA user_version").fetchone()[0] < migration.number:
+                    _apply(database, migration)
+                connection.execute("COMMIT")
+            except BaseException:
+                connection.rollback()
+                raise
+    finally:
+        connection.execute(f"PRAGMA foreign_keys = {enforces:d}")
 
 
 def _apply(database: Database, migration: Migration) -> None:
@@ -410,6 +417,8 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(4, "views: results, drift", _create_views),
     Migration(5, "checks: compiled kernels, checks, their configs; deployments name their check", create_checks),
     Migration(6, "experiments: plans, starts, analyses, verdicts, telemetry, events", create_experiments),
+    Migration(7, "engine counters: preemptions and KV pool around each load", create_engine_counters),
+    Migration(8, "experiments may end hopeless", allow_hopeless),
 )
 
 SCHEMA_VERSION = MIGRATIONS[-1].number

@@ -7,10 +7,11 @@ measured is NULL; a number that is not finite is refused, because SQLite would t
 from __future__ import annotations
 
 import hashlib
+import json
 import sqlite3
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from orchestrator.errors import StoreError
@@ -33,6 +34,30 @@ INSERT_REQUEST = (
     "INSERT INTO requests (load_id, i, sent_s, first_chunk_s, last_chunk_s, n_input_tokens, n_output_tokens, n_chunks,"
     " itl_ms, error, text_digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTrial:
+    """What is on record of an engine start that may still be up.
+
+    Attributes:
+        workload: as it was asked for. nonce: of the lease under which it was begun.
+        pid, start_ticks: of the engine's leader. All below are None before it was proved what it loaded.
+        loaded_digest, ready_after_s, facts: as in ``Service``.
+    """
+
+    id: int
+    variant: str
+    digest: str
+    status: TrialStatus
+    started_at: str
+    workload: Workload
+    nonce: str | None
+    pid: int | None
+    start_ticks: int | None
+    loaded_digest: str | None
+    ready_after_s: float | None
+    facts: Mapping[str, str | int | float | None] | None
 
 
 class Trials(Database):
@@ -152,8 +177,28 @@ class Trials(Database):
             )
             _check_found(cursor, trial_id)
 
+    def trial(self, trial_id: int) -> RecordedTrial:
+        """An engine start as it is on record.
+
+        Raises:
+            StoreError: there is no such trial.
+        """
+        row = self._row(
+            "SELECT trials.id, trials.variant, trials.digest, trials.status, trials.started_at, workload, nonce, pid,"
+            " start_ticks, loaded_digest, ready_after_s, facts FROM trials"
+            " LEFT JOIN deployments ON deployments.id = deployment_id"
+            " LEFT JOIN environments ON environments.id = environment_id WHERE trials.id = ?",
+            (trial_id,),
+        )
+        if row is None:
+            raise StoreError(f"there is no trial {trial_id} in the record")
+        facts = None if row[-1] is None else json.loads(row[-1])
+        return replace(RecordedTrial(*row), workload=Workload(**json.loads(row[5])), facts=facts)
+
     def fail_running_trials(self, target: str, reason: str) -> int:
         """Closes the trials that a killed controller left ``running``; call it only under the target's lease.
+
+        Those of a running start of an experiment stay: ``orch resume`` may take them over, and else closes them.
 
         Returns:
             How many there were.
@@ -161,7 +206,8 @@ class Trials(Database):
         with self._transaction() as connection:
             return connection.execute(
                 "UPDATE trials SET status = 'failed', reasons = ?, ended_at = ?"
-                " WHERE target = ? AND status = 'running'",
+                " WHERE target = ? AND status = 'running'"
+                " AND id NOT IN (SELECT trial_id FROM experiment_starts WHERE status = 'running')",
                 (to_json([reason]), utc_now(), target),
             ).rowcount
 

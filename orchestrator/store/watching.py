@@ -1,13 +1,13 @@
-"""What was watched while an experiment ran: the GPUs during each load, and the events that a reader is told."""
+"""What was watched: the GPUs during each load, the engine just before and after it, and the events of experiments."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from orchestrator.designs import TelemetrySample
+from orchestrator.designs import EngineCounters, TelemetrySample
 from orchestrator.store.database import Database, insert_row, utc_now
 from orchestrator.store.encoding import check_finite, storable_text, to_json
 
@@ -16,6 +16,12 @@ _NUMBERS = (
     *("temperature_c", "memory_used_bytes", "utilization_pct"),
 )
 _COLUMNS = ("load_id", "gpu", *_NUMBERS, "throttle_reasons", "foreign_pids")
+
+
+Moment = Literal["before", "after"]
+"""Of a load."""
+
+MOMENTS: tuple[Moment, ...] = ("before", "after")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,7 @@ class RecordedEvent:
 
 
 class Watching(Database):
-    """Telemetry and events."""
+    """Telemetry, counters and events."""
 
     def record_telemetry(self, load_id: int, samples: Sequence[TelemetrySample]) -> None:
         """Keeps the samples of a load. One that is there already (same GPU, same moment) stays as it is, so that
@@ -62,6 +68,29 @@ class Watching(Database):
             (load_id,),
         )
         return tuple(_sample(*row) for row in rows)
+
+    def record_engine_counters(self, trial_id: int, concurrency: int, moment: Moment, counters: EngineCounters) -> None:
+        """Keeps what an engine told of itself just before or just after a load; the newest look counts.
+
+        Raises:
+            StoreError: there is no such trial.
+        """
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT INTO engine_counters VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+                " n_preemptions = excluded.n_preemptions, kv_pool = excluded.kv_pool",
+                (trial_id, concurrency, moment, counters.n_preemptions, counters.kv_pool),
+            )
+
+    def engine_counters(self, trial_id: int) -> dict[int, dict[Moment, EngineCounters]]:
+        """By concurrency and moment; without those at which nobody looked."""
+        found: dict[int, dict[Moment, EngineCounters]] = {}
+        for concurrency, moment, n_preemptions, kv_pool in self._rows(
+            "SELECT concurrency_cap, moment, n_preemptions, kv_pool FROM engine_counters WHERE trial_id = ?",
+            (trial_id,),
+        ):
+            found.setdefault(concurrency, {})[moment] = EngineCounters(n_preemptions, kv_pool)
+        return found
 
     def record_event(
         self, experiment_id: int, kind: str, text: str, detail: Mapping[str, Any] | None = None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.run_project import RunProject, run_project
+from tests.support.waiting import wait_until
 from tests.test_cli_output import event_disagreements
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -63,6 +67,31 @@ def test_bad_starts_are_made_again_and_the_verdict_is_the_same(project: RunProje
     assert len(lost) >= 3 and all(row["reasons"] != "[]" for row in lost)
     n_ok = project.rows("select count(*) as n from experiment_starts where status = 'ok'")
     assert n_ok == [{"n": 8}] and project.is_restored(n_engines=1)
+
+
+def test_a_load_that_outlives_the_lease_never_counts(project: RunProject) -> None:
+    """orch is away in mid-load for longer than the lease (the test turns the clock on): the host restores the file
+    under the running load and stops the engine. Back again, orch sees it: the start is set aside, and made again."""
+    project.hold(fault="wait")
+    running = project.begin("run", "slow", "--concurrency", "1", "--pairs", "4", "--seed", "3", "--json")
+    project.await_held("slow")
+    running.signal(signal.SIGSTOP)
+    os.utime(project.state_dir / "lease", (time.time(), time.time()))
+    wait_until(lambda: project.live.read_bytes() == project.before[0] and not project.engines(), timeout_s=30.0)
+    project.let_go()
+    running.signal(signal.SIGCONT)
+    ran = running.end()
+    assert ran.code == 0, ran.err
+    (lost,) = reasons(project)
+    assert lost.startswith("slow") and "lease" in lost
+    assert [row["status"] for row in project.rows("select status from trials where variant = 'slow' order by id")] == [
+        "failed",
+        *(["ok"] * 4),
+    ]
+    assert project.rows("select count(*) as n from experiment_starts where status = 'ok'") == [{"n": 8}]
+    (arm,) = json.loads(ran.out.splitlines()[-1])["analysis"]["arms"]
+    assert arm["rows"][0]["verdict"] == "SLOWER"
+    assert project.is_restored(n_engines=1)
 
 
 def test_an_edit_of_the_baseline_ends_it_and_frees_the_host(project: RunProject) -> None:

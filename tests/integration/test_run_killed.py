@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ import pytest
 from tests.support.run_project import RunProject, run_project
 from tests.support.ssh_project import RunningOrch
 from tests.support.waiting import wait_until
+from tests.test_cli_output import event_disagreements
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -160,3 +162,112 @@ def test_at_a_terminal_ctrl_c_asks(project: RunProject) -> None:
     assert ran.code == 130 and "experiment 1 is stopped, the host is as it was before" in ran.err
     assert len(project.events("counted")) == n_counted
     assert project.is_restored(n_engines=0)
+
+
+# ---- what runs on
+
+
+TWO = ("slow", "--concurrency", "1,2", "--primary", "1", "--pairs", "4", "--seed", "3")
+
+
+def killed_in_mid_load(project: RunProject, request: int, *plan: str) -> dict[str, Any]:
+    """Kills orch while a load of the variant stands still in a request; its trial."""
+    project.hold(request, "wait")
+    running = project.begin("run", *plan)
+    project.await_held("slow")
+    running.kill()
+    assert project.engines() and project.loads(), "engine and load live on without orch"
+    (trial,) = project.rows("select id, pid, start_ticks from trials where status = 'running'")
+    return trial
+
+
+@pytest.mark.parametrize(("concurrencies", "request_"), [("1,2", 2), ("2,1", 20)])
+def test_a_load_under_way_is_taken_over(project: RunProject, concurrencies: str, request_: int) -> None:
+    """kill -9 in the first or in the last load of a start: ``resume`` waits for that very load, makes the ones that
+    are missing in the same engine, and the start counts, flagged. The verdict table is that of a quiet run."""
+    plan = (*TWO[:2], concurrencies, *TWO[3:])
+    undisturbed = table(project.run("run", *plan))
+    trial = killed_in_mid_load(project, request_, *plan)
+    project.done("status")
+    resumed = project.begin("resume", "--json")
+    project.await_event("recovered")
+    project.let_go()
+    ran = resumed.end()
+    assert ran.code == 0, ran.err
+    told = [json.loads(line) for line in ran.out.splitlines()]
+    assert event_disagreements(told) == []
+    assert table(told) == undisturbed
+    assert told[0]["text"].endswith("the start under way is taken over")
+    (start,) = project.rows(f"select status, attempt, flags from experiment_starts where trial_id = {trial['id']}")
+    assert (start["status"], start["attempt"]) == ("ok", 0)
+    assert "another one took it over" in start["flags"]
+    assert ("after the load before it had ended" in start["flags"]) == (request_ == 2)
+    assert project.rows(
+        f"select status, pid, start_ticks, digest_after = digest as is_same, proof from trials where id = {trial['id']}"
+    )[0] | {"proof": ""} == {
+        "status": "ok",
+        "pid": trial["pid"],
+        "start_ticks": trial["start_ticks"],
+        "is_same": 1,
+        "proof": "",
+    }
+    counts = project.rows(
+        "select concurrency_cap as cap, count(*) as n from loads join experiment_starts using (trial_id)"
+        " where experiment_id = 2 group by cap"
+    )
+    assert counts == [{"cap": 1, "n": 8}, {"cap": 2, "n": 8}], "no load was made twice"
+    assert project.is_restored(n_engines=1)
+    assert project.rows("select * from deployments where ended_at is null") == []
+
+
+def test_an_edit_while_nobody_looked_is_found(project: RunProject) -> None:
+    """A colleague edits the live file and takes the edit back before ``resume`` comes: the same bytes, the same
+    engine. The proof after the load sees that the file is younger than the engine: the start does not count."""
+    trial = killed_in_mid_load(project, 2, *PLAN)
+    ours = project.live.read_text()
+    project.live.write_text(ours + "# a colleague was here\n")
+    project.live.write_text(ours)
+    resumed = project.begin("resume")
+    project.await_event("recovered")
+    project.let_go()
+    resumed.end()
+    (start,) = project.rows(f"select status, reasons from experiment_starts where trial_id = {trial['id']}")
+    assert start["status"] == "set-aside" and "changed" in start["reasons"]
+    assert project.rows(f"select status from trials where id = {trial['id']}") == [{"status": "contaminated"}]
+
+
+def edit_workload(project: RunProject) -> None:
+    """The next load would be another one."""
+    project.write_inventory(output_tokens=5)
+
+
+def other_client(project: RunProject) -> None:
+    """What runs there is not the client of this orch."""
+    (client,) = project.scratch.glob("runs/*/loadgen.py")
+    client.write_bytes(client.read_bytes() + b"# another version\n")
+
+
+@pytest.mark.parametrize(
+    ("disturb", "why"),
+    [
+        (RunProject.kill_engine, "its engine is gone"),
+        (edit_workload, "workload short was changed since"),
+        (other_client, "its load is not the one that this orch would make"),
+    ],
+)
+def test_what_is_not_the_same_any_more_is_made_again(project: RunProject, disturb: Any, why: str) -> None:
+    """Told why; the start is made again, and the one under way never counts."""
+    trial = killed_in_mid_load(project, 2, *PLAN)
+    disturb(project)
+    project.let_go()
+    resumed = project.begin("resume")
+    project.await_event("recovered")
+    project.await_event("start", 2)
+    resumed.kill()
+    (event,) = project.events("recovered")
+    assert event["text"].endswith(f"the start under way is made again, {why}")
+    (start,) = project.rows(f"select status from experiment_starts where trial_id = {trial['id']}")
+    assert start == {"status": "failed"}
+    assert project.rows(f"select status from trials where id = {trial['id']}") == [{"status": "failed"}]
+    project.done("resume", "--stop")
+    assert project.is_restored(n_engines=1)

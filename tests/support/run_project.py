@@ -138,9 +138,10 @@ class RunProject(CliProject):
         """Returns once so many events of a kind are on record."""
         wait_until(lambda: len(self.events(kind)) >= n, timeout_s=120.0)
 
-    def hold(self) -> None:
-        """Later loads stand still in their third request, until the client's patience is over."""
-        self.faults.write_text("2=stall:1")
+    def hold(self, request: int = 2, fault: str = "stall") -> None:
+        """Later starts stand still in a request, counted from 0: until the client's patience is over, or with
+        ``wait`` until ``let_go``."""
+        self.faults.write_text(f"{request}={fault}:1")
 
     def await_held(self, arm: str = "") -> None:
         """Returns when a load stands still; of an arm's start when it is named."""

@@ -21,6 +21,7 @@ Faults, ``--fault INDEX=MODE[:K]`` by order of arrival (``all`` for every reques
     no-done       no [DONE]                        empty-text   every text is empty, counted as usual
     bad-json:K    chunk K is not JSON              abort        finish reason "abort"
     not-stream    one JSON object, not a stream    close        closes after the answer without having said so
+    wait:K        goes on after K chunks only when the fault file is gone
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ from typing import Any
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 BREAKS = ("error", "stall", "cut", "die", "bad-json")
 """Faults that end the answer after K chunks."""
+WAIT_S = 0.01
 MODES = (
     *BREAKS,
-    *("http", "hang-up", "not-stream", "short", "abort", "close", "no-done", "empty-text"),
+    *("http", "hang-up", "not-stream", "short", "abort", "close", "no-done", "empty-text", "wait"),
     *("no-usage", "wrong-usage", "wrong-input"),
 )
 
@@ -157,6 +159,9 @@ class Stream:
         while self.k < self.n and self.loop.time() >= self._due():
             if self._breaks():
                 return
+            if self._waits():
+                self.timer = self.loop.call_later(WAIT_S, self._send)
+                return
             piece = self.truth.piece(self.k, self.fault.mode == "empty-text")
             self.served.sent_s.append(time.perf_counter())
             if self.truth.itl_s:
@@ -169,6 +174,10 @@ class Stream:
             self.timer = self.loop.call_at(self._due(), self._send)
         elif not self._breaks():
             self._close()
+
+    def _waits(self) -> bool:
+        file = self.truth.fault_file
+        return self.fault.mode == "wait" and self.k == self.fault.k and file is not None and file.exists()
 
     def _breaks(self) -> bool:
         """Does what the fault says when its moment has come; true when the ordinary answer is over."""
