@@ -57,23 +57,27 @@ class Implementation:
     config: Callable[[], str | None] = lambda: None
 
 
-def file_implementation(module: ModuleType, name: str) -> Implementation:
-    """The entry point of a kernel file, with outputs that begin as NaN: what it forgets to write is seen."""
+def file_implementation(module: ModuleType, name: str, forced: Any = None) -> Implementation:
+    """The entry point of a kernel file, with outputs that begin as NaN: what it forgets to write is seen.
+
+    Args:
+        forced: a config of its list to run instead of tuning.
+    """
 
     def prepare(calls: Sequence[Inputs]) -> list[Call]:
         n_rows, _, n_heads, _ = calls[0].q_B1HD.shape
         out = torch.full_like(calls[0].q_B1HD, math.nan)
         lse = torch.full((n_rows, 1, n_heads), math.nan, dtype=torch.float32, device=out.device)
-        return [_file_call(module, inputs, out, lse) for inputs in calls]
+        return [_file_call(module, inputs, out, lse, forced) for inputs in calls]
 
     def config() -> str | None:
-        chosen = getattr(getattr(module, "sparse_mla_decode_kernel", None), "best_config", None)
+        chosen = forced or getattr(getattr(module, "sparse_mla_decode_kernel", None), "best_config", None)
         return None if chosen is None else str(chosen)
 
     return Implementation(name=name, kind="file", prepare=prepare, config=config)
 
 
-def _file_call(module: ModuleType, inputs: Inputs, out: torch.Tensor, lse: torch.Tensor) -> Call:
+def _file_call(module: ModuleType, inputs: Inputs, out: torch.Tensor, lse: torch.Tensor, forced: Any) -> Call:
     pool, indices, page_size, lengths = inputs.pools[0]
     second = inputs.pools[1] if len(inputs.pools) > 1 else (None, None, None, None)
 
@@ -91,24 +95,39 @@ def _file_call(module: ModuleType, inputs: Inputs, out: torch.Tensor, lse: torch
             second_topk_length_B=second[3],
             out_B1HD=out,
             lse_B1H=lse,
+            config=forced,
         )
         return out, lse
 
     return call
 
 
-def file_implementations(files: Sequence[Path]) -> tuple[list[Implementation], list[dict[str, str]]]:
-    """(what to time; name, path and digest of each). A file named twice is timed twice, as a measure of the noise."""
+def file_implementations(
+    files: Sequence[Path], *, each_config: bool = False
+) -> tuple[list[Implementation], list[dict[str, str]]]:
+    """(what to time; name, path and digest of each). A file named twice is timed twice, as a measure of the noise.
+
+    Args:
+        each_config: besides what a file's autotuner chooses, every config of its list by itself.
+    """
     implementations, told = [], []
     for number, file in enumerate(files):
         name = file.name if [other.name for other in files].count(file.name) == 1 else f"{file.name} #{number + 1}"
         source = file.read_bytes()
         told.append({"name": name, "path": str(file), "digest": "sha256:" + hashlib.sha256(source).hexdigest()})
         try:
-            implementations.append(file_implementation(import_source(file, source), name))
+            module = import_source(file, source)
+            implementations.append(file_implementation(module, name))
+            for config in module.CONFIGS if each_config else ():
+                implementations.append(file_implementation(module, f"{name} {_in_short(config)}", config))
         except Exception as error:  # a file that cannot be imported has a row with the reason at every shape
             implementations.append(Implementation(name=name, kind="file", prepare=_raising(error)))
     return implementations, told
+
+
+def _in_short(config: Any) -> str:
+    """``16/64/2/1 w8 s1``: a config's own values in their order, its warps and stages."""
+    return f"{'/'.join(map(str, config.kwargs.values()))} w{config.num_warps} s{config.num_stages}"
 
 
 def _raising(error: Exception) -> Callable[[Sequence[Inputs]], list[Call]]:

@@ -460,6 +460,30 @@ def test_files_are_loaded_as_they_are(tmp_path: Path) -> None:
     assert rows[2].problem == "ModuleNotFoundError: No module named 'no_such_module_at_all'"
 
 
+def test_each_config_by_itself() -> None:
+    """With --each-config a file's list is timed config by config, each forced, beside what the tuner chooses."""
+    seen: list[Any] = []
+
+    def decode(*arguments: Any, config: Any, **named: Any) -> Any:
+        seen.append(config)
+        return subject.sparse_mla_decode(*arguments, config=config, **named)
+
+    config = subject.CONFIGS[1]
+    module = SimpleNamespace(sparse_mla_decode=decode)
+    (row,) = measured(peers.file_implementation(module, "forced", config))
+    assert row.problem is None
+    assert row.config == str(config)
+    assert seen and all(one is config for one in seen)
+    implementations, told = peers.file_implementations([check.SHIPPED], each_config=True)
+    assert [one.name for one in implementations] == [
+        "sparse_mla_decode.py",
+        "sparse_mla_decode.py 16 w4 s2",
+        "sparse_mla_decode.py 32 w4 s2",
+        "sparse_mla_decode.py 32 w8 s2",
+    ]
+    assert len(told) == 1
+
+
 def test_config_of_a_tuned_file() -> None:
     """What the autotuner of a file chose is told in its words; nothing is told of a file without one."""
     tuned = SimpleNamespace(
