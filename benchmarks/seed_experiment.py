@@ -38,7 +38,7 @@ ENGINE = {
     "cuda": ("--layers", "32", "--max-batch", "96", "--n-pages", "2048", "--prefill-chunk", "1024"),
     "cpu": ("--layers", "1", "--max-batch", "96", "--n-pages", "512"),
 }
-LENGTHS = {"cuda": (512, 192, 2), "cpu": (16, 4, 1)}
+LENGTHS = {"cuda": (512, 160, 2), "cpu": (16, 4, 1)}
 """Input and output tokens, prompts a concurrency: the context is past topk 512 from the first output token on."""
 
 INVENTORY = """\

@@ -61,7 +61,10 @@ except ImportError:  # no triton wheel (macOS): keep the config list readable, s
     def _autotune(configs: list[_Config], key: list[str], **other: Any) -> Any:
         return lambda fn: SimpleNamespace(fn=fn, configs=configs, keys=key)
 
-    triton = SimpleNamespace(Config=_Config, autotune=_autotune, jit=lambda fn: fn)
+    def _jit(fn: Any = None, **_: Any) -> Any:
+        return fn if fn is not None else lambda fn: fn
+
+    triton = SimpleNamespace(Config=_Config, autotune=_autotune, jit=_jit)
     tl = SimpleNamespace(constexpr=object)
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
@@ -247,24 +250,23 @@ def _bytes_of(
     second_kv_ptr,
     page_units,
     second_page_units,
-    PAGE_SIZE: tl.constexpr,
-    SECOND_PAGE_SIZE: tl.constexpr,
+    page_shift,
+    second_page_shift,
+    HAS_SECOND: tl.constexpr,
 ):
     """What a tile consists of, still as bytes: seven groups and the rope in two turns, int32 [BLOCK_T, 16] each, and
     the scales, int64 [BLOCK_T, 1]. A slot without a token reads as zeros with scale 1: what lies there may be inf or
     NaN, and a weight of 0 would not silence it (0 x inf = NaN)."""
     is_token = (token >= 0)[:, None]
     place = tl.where(token >= 0, token, 0).to(tl.uint32)
-    pool_ptr = kv_ptr
-    slot = place % PAGE_SIZE
-    unit = place // PAGE_SIZE * page_units + slot * 9
-    scales_begin = PAGE_SIZE * 576
-    if SECOND_PAGE_SIZE > 0:  # noqa: SIM102  (one is known to the compiler, the other to the program)
+    pool_ptr, units, shift = kv_ptr, page_units, page_shift
+    if HAS_SECOND:  # noqa: SIM102  (one is known to the compiler, the other to the program)
         if not is_first:
-            pool_ptr = second_kv_ptr
-            slot = place % SECOND_PAGE_SIZE
-            unit = place // SECOND_PAGE_SIZE * second_page_units + slot * 9
-            scales_begin = SECOND_PAGE_SIZE * 576
+            pool_ptr, units, shift = second_kv_ptr, second_page_units, second_page_shift
+    page = place >> shift
+    slot = place - (page << shift)
+    unit = page * units + slot * 9
+    scales_begin = 576 << shift
     begin = pool_ptr + unit.to(tl.uint64) * 64
     scales_at = begin + scales_begin - (slot * 568).to(tl.uint64)
     scales = tl.load(scales_at.to(tl.pointer_type(tl.int64))[:, None], mask=is_token, other=0x7F7F7F7F7F7F7F)
@@ -290,19 +292,20 @@ def _bytes_of(
         triton.Config({"BLOCK_H": 16, "BLOCK_T": 64, "AHEAD": 2, "PER_SM": 1}, num_warps=8, num_stages=1),
         triton.Config({"BLOCK_H": 16, "BLOCK_T": 128, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1),
         triton.Config({"BLOCK_H": 32, "BLOCK_T": 64, "AHEAD": 2, "PER_SM": 1}, num_warps=8, num_stages=1),
+        triton.Config({"BLOCK_H": 32, "BLOCK_T": 128, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1),
         triton.Config({"BLOCK_H": 64, "BLOCK_T": 32, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1),
         triton.Config({"BLOCK_H": 64, "BLOCK_T": 64, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1),
     ],
-    key=["rows_bucket", "n_heads", "topk", "second_topk", "n_multiprocessors", "PAGE_SIZE", "SECOND_PAGE_SIZE"],
+    key=["rows_bucket", "n_heads", "topk", "second_topk", "n_multiprocessors"],
     prune_configs_by={"early_config_prune": _fitting},
 )
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows", "rows_bucket", "page_shift", "second_page_shift", "n_multiprocessors"])
 def sparse_mla_decode_kernel(
     q_ptr,  # bf16 [B, 1, H, D]
     kv_ptr,  # the pool's bytes
     indices_ptr,  # int32 [B, T]
     length_ptr,  # int32 [B]; read only if HAS_LENGTH
-    second_kv_ptr,  # the same of a second pool; read only if SECOND_PAGE_SIZE > 0
+    second_kv_ptr,  # the same of a second pool; read only if HAS_SECOND
     second_indices_ptr,
     second_length_ptr,  # read only if HAS_SECOND_LENGTH
     sink_ptr,  # fp32 [H]; read only if HAS_SINK
@@ -311,8 +314,10 @@ def sparse_mla_decode_kernel(
     acc_ptr,  # fp32 [parts, H, D]: weighted values, not yet divided, of rows that programs share
     max_sum_ptr,  # fp32 [parts, H, 2]: running maximum (base 2), sum of weights
     qk_scale,  # softmax scale × log2(e): the kernel works in base 2
-    page_units,
+    page_units,  # a page in units of 64 bytes, and its tokens as a power of two
+    page_shift,
     second_page_units,
+    second_page_shift,
     n_rows,
     n_heads,
     topk,
@@ -323,8 +328,7 @@ def sparse_mla_decode_kernel(
     q_stride_h,
     indices_stride_b,
     second_indices_stride_b,
-    PAGE_SIZE: tl.constexpr,
-    SECOND_PAGE_SIZE: tl.constexpr,  # 0: there is no second pool
+    HAS_SECOND: tl.constexpr,
     HAS_LENGTH: tl.constexpr,
     HAS_SECOND_LENGTH: tl.constexpr,
     HAS_SINK: tl.constexpr,
@@ -341,7 +345,7 @@ def sparse_mla_decode_kernel(
     dims = tl.arange(0, 512)
     is_head = heads < n_heads
     n_tiles = tl.cdiv(topk, BLOCK_T)
-    if SECOND_PAGE_SIZE > 0:
+    if HAS_SECOND:
         n_tiles += tl.cdiv(second_topk, BLOCK_T)
     n_slots = tl.maximum(n_multiprocessors * PER_SM // tl.num_programs(0), 1)
     tiles_per_program = tl.cdiv(n_rows * n_tiles, n_slots)
@@ -358,7 +362,7 @@ def sparse_mla_decode_kernel(
         n_tiles_first = tl.cdiv(length, BLOCK_T)
         n_tiles_row = n_tiles_first
         second_length = 0
-        if SECOND_PAGE_SIZE > 0:
+        if HAS_SECOND:
             second_length = second_topk
             if HAS_SECOND_LENGTH:
                 second_length = tl.maximum(tl.minimum(tl.load(second_length_ptr + row), second_topk), 0)
@@ -383,8 +387,9 @@ def sparse_mla_decode_kernel(
             second_kv_ptr,
             page_units,
             second_page_units,
-            PAGE_SIZE,
-            SECOND_PAGE_SIZE,
+            page_shift,
+            second_page_shift,
+            HAS_SECOND,
         )
         # A finite "nothing yet": −inf − −inf would be NaN in the rescaling below.
         maximum = tl.full([BLOCK_H], -1.0e30, tl.float32)
@@ -409,8 +414,9 @@ def sparse_mla_decode_kernel(
                     second_kv_ptr,
                     page_units,
                     second_page_units,
-                    PAGE_SIZE,
-                    SECOND_PAGE_SIZE,
+                    page_shift,
+                    second_page_shift,
+                    HAS_SECOND,
                 )
         for tile in tl.range(begin, end):
             is_token = token >= 0
@@ -424,8 +430,9 @@ def sparse_mla_decode_kernel(
                     second_kv_ptr,
                     page_units,
                     second_page_units,
-                    PAGE_SIZE,
-                    SECOND_PAGE_SIZE,
+                    page_shift,
+                    second_page_shift,
+                    HAS_SECOND,
                 )
             if HEADS_ON_M:
                 score = tl.dot(q, tl.trans(kv))
@@ -456,8 +463,9 @@ def sparse_mla_decode_kernel(
                         second_kv_ptr,
                         page_units,
                         second_page_units,
-                        PAGE_SIZE,
-                        SECOND_PAGE_SIZE,
+                        page_shift,
+                        second_page_shift,
+                        HAS_SECOND,
                     )
             token = token_1
             token_1 = token_2
@@ -576,7 +584,7 @@ def sparse_mla_decode(
         q_B1HD: bf16 [B, 1, H, 512]; the last dimension contiguous.
         kv_pool: uint8 [P, page_bytes], contiguous; layout in the module's docstring.
         indices_BT: int32 [B, T]; −1 anywhere means "no token". Places outside the pool are not checked.
-        page_size: tokens a page.
+        page_size: tokens a page; a power of two.
         topk_length_B: int32 [B]; only the first so many slots of a row count. All of them when not given.
         attention_sink_H: fp32 [H], natural-log units: adds exp(sink) to the denominator, and nothing to ``lse``.
         softmax_scale: 1/√512 when not given.
@@ -654,7 +662,7 @@ def _decode_triton(
     # The interpreter's fp32 → bf16 cuts instead of rounding, which doubles the error: there torch rounds.
     result = torch.empty_like(out, dtype=torch.float32) if INTERPRETED else out
     (pool, indices, page_size, length), *others = pools
-    second_pool, second_indices, second_page_size, second_length = others[0] if others else (pool, indices, 0, None)
+    second_pool, second_indices, second_page_size, second_length = others[0] if others else (pool, indices, 1, None)
 
     def grid(chosen: dict[str, Any]) -> tuple[int, int]:
         shared = SimpleNamespace(kwargs=chosen)
@@ -677,7 +685,9 @@ def _decode_triton(
         max_sum,
         scale * LOG2_E,
         page_bytes_of(page_size) // UNIT_BYTES,
+        page_size.bit_length() - 1,
         page_bytes_of(second_page_size) // UNIT_BYTES,
+        second_page_size.bit_length() - 1,
         n_rows,
         n_heads,
         topks[0],
@@ -688,8 +698,7 @@ def _decode_triton(
         q.stride(2),
         indices.stride(0),
         second_indices.stride(0),
-        PAGE_SIZE=page_size,
-        SECOND_PAGE_SIZE=second_page_size,
+        HAS_SECOND=bool(others),
         HAS_LENGTH=length is not None,
         HAS_SECOND_LENGTH=second_length is not None,
         HAS_SINK=sink is not None,
@@ -840,8 +849,8 @@ def _check_arguments(q: torch.Tensor, pools: list[Pool], sink: torch.Tensor | No
     if sink is not None and (tuple(sink.shape) != (q.shape[2],) or sink.dtype != torch.float32):
         raise ValueError(f"attention_sink_H must be fp32 [{q.shape[2]}]; got {_shape(sink)}")
     for which, (pool, indices, page_size, length) in zip(("", "second_"), pools, strict=False):
-        if page_size < 1:
-            raise ValueError(f"{which}page_size must be at least 1; got {page_size}")
+        if page_size < 1 or page_size & (page_size - 1):
+            raise ValueError(f"{which}page_size must be a power of two; got {page_size}")
         page_bytes = page_bytes_of(page_size)
         if pool.dtype != torch.uint8 or pool.shape[1:] != (page_bytes,) or not pool.is_contiguous():
             raise ValueError(f"{which}kv_pool must be uint8 [P, {page_bytes}], contiguous; got {_shape(pool)}")
