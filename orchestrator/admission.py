@@ -33,6 +33,8 @@ MIN_COVERAGE = 0.5
 MIN_SECONDS_FOR_COVERAGE = 5.0
 CLOCK_SLACK_S = 1.0
 CANARY_LEVEL = 0.01
+MAX_CHANCE_HITS = 1.5
+"""Tokens a request: many prompts begin with the same one (that of the tokenizer), two in some thousands by chance."""
 MIN_REPEATED_TEXTS = 20
 
 Process = tuple[int, int | None]
@@ -132,6 +134,7 @@ def judge(
     flags = [
         *(line for load in start.loads for line in _telemetry_flags(start, load)),
         *(line for one in paired for line in _slightly_unlike(now, one)),
+        *_reused(start, workload),
         *_outlying(now, earlier, plan.metric),
         *doubtful,
     ]
@@ -193,6 +196,8 @@ def _faults(request: RequestRecord, workload: Workload) -> Iterator[str]:
         return
     if request.n_output_tokens != workload.output_tokens:
         yield f"output tokens are not the {workload.output_tokens} asked for"
+    if workload.client != "loadgen" and request.sent_s is None:
+        return  # this client does not write when it sent a request; its adapter has judged what it does write
     times = (request.sent_s, request.first_chunk_s, request.last_chunk_s, *request.itl_ms)
     if not all(time is not None and math.isfinite(time) for time in times):
         yield "a time is missing or not finite"
@@ -264,6 +269,22 @@ def _preempted(counters: Mapping[int, tuple[EngineCounters, EngineCounters]]) ->
         if before.n_preemptions is not None and (after.n_preemptions or 0) > before.n_preemptions:
             n = (after.n_preemptions or 0) - before.n_preemptions
             yield f"concurrency {concurrency}: the engine preempted {n} requests for want of KV pages"
+
+
+def _reused(start: StartFacts, workload: Workload) -> Iterator[str]:
+    """Prompt tokens that came out of a cache that was flushed: prompts differ, so nothing but chance may hit it."""
+    if workload.cache_policy != "flush":
+        return
+    for concurrency, (before, after) in start.counters.items():
+        if before.n_prefix_hits is None or after.n_prefix_hits is None:
+            continue
+        n_hits = after.n_prefix_hits - before.n_prefix_hits
+        n_requests = concurrency * (workload.prompts_per_concurrency + workload.warmup_per_concurrency)
+        if n_hits > MAX_CHANCE_HITS * n_requests:
+            yield (
+                f"concurrency {concurrency}: {n_hits} prompt tokens ({n_hits / n_requests:.1f} a request) came from the"
+                " prefix cache, which was to be flushed"
+            )
 
 
 def _conditions(start: StartFacts) -> dict[str, str | int | float | None]:

@@ -260,10 +260,16 @@ class EngineCounters:
     Attributes:
         n_preemptions: requests that it took back from the batch for want of KV pages, since it started.
         kv_pool: size of its KV pool, in its own unit (pages, blocks or tokens).
+        kv_pool_tokens: the same in tokens.
+        n_prefix_hits, n_prefix_queries: prompt tokens since it started that came out of the prefix cache, and that were
+            looked up there.
     """
 
     n_preemptions: int | None
     kv_pool: int | None
+    kv_pool_tokens: int | None = None
+    n_prefix_hits: int | None = None
+    n_prefix_queries: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

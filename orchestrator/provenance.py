@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from orchestrator.connection import Remote
+from orchestrator.engines import Label, knowledge_of
 from orchestrator.errors import HostWriteError, LoadedDigestError
 from orchestrator.host import engine_port, engine_state_dir, run_program
 from orchestrator.records import (
@@ -263,13 +264,34 @@ def environment(remote: Remote, engine: Engine, process: EngineProcess) -> Envir
     """The facts under which the engine runs now; what the host does not tell is None.
 
     ``engine_env`` holds only variables that change how fast it runs, secrets masked, and never TRITON_CACHE_DIR,
-    which differs from variant to variant on purpose.
+    which differs from variant to variant on purpose. An engine of a known kind is asked for its version, its
+    arguments and, where the inventory names none, its model; ``engine_arguments`` is a fact of such an engine only.
     """
-    request = {**_request(remote, engine), "model": engine.model}
+    known = knowledge_of(engine.kind)
+    request = {
+        **_request(remote, engine),
+        "model": engine.model,
+        "kind": None if engine.kind == "other" else engine.kind,
+        "distributions": list(known.distributions),
+        "asked": _questions(engine),
+    }
     facts = run_program(
         remote, engine, "facts", request, doing=f"ask for the facts of engine {process.engine}", timeout_s=120
     )
     return Environment(facts={name: facts[name] for name in sorted(facts)})
+
+
+def _questions(engine: Engine) -> list[dict[str, Any]]:
+    """What an engine of a known kind is asked about itself, for ``host/engine_answers.py``."""
+    known, base_url = knowledge_of(engine.kind), engine.base_url.rstrip("/")
+    places = {"version": known.version, "model": known.model, **known.arguments}
+    asked: list[dict[str, Any]] = []
+    for name, place in places.items():
+        if isinstance(place, Label):
+            asked.append({"name": name, "url": f"{base_url}/metrics", "metric": place.metric, "label": place.name})
+        elif place is not None:
+            asked.append({"name": name, "url": base_url + place.path, "keys": list(place.keys)})
+    return asked
 
 
 def triton_cache_dir(scratch_dir: str, target: Target, digest: str) -> str:

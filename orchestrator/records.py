@@ -21,6 +21,8 @@ CLEAN, PUSHING, PUSHED = "clean", "pushing", "pushed"
 Phase = Literal["clean", "pushing", "pushed"]
 """Journal phase of a target file on its host."""
 
+EngineKind = Literal["sglang", "vllm", "llama-server", "transformers", "kernel", "other"]
+
 SHORT_DIGEST_LENGTH = 12
 
 
@@ -152,6 +154,8 @@ class Engine:
 
     Attributes:
         name: its name in the inventory.
+        kind: what is known of it (see ``engines``): the defaults of its paths in the inventory, how it is asked for its
+            version, arguments and counters.
         command: argument vector; run without a shell.
         cwd: working directory on the host; the scratch folder when not given.
         env: added to the environment of the host's login.
@@ -173,6 +177,7 @@ class Engine:
     command: Annotated[tuple[str, ...], MinLen(1)]
     python: str
     base_url: str
+    kind: EngineKind = "other"
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     ready_path: str = "/health"
@@ -193,12 +198,15 @@ class Workload:
     Attributes:
         name: its name in the inventory.
         client: which load client.
+        client_command: argument vector on the host that the client's own options follow; not for loadgen.
+        client_env: added to the environment of the client alone; not for loadgen.
+        tokenizer: folder or name that the client makes its prompts with; not for loadgen.
         input_tokens, output_tokens: fixed length of every request.
         prompts_per_concurrency: measured requests = this × concurrency.
         warmup_per_concurrency: discarded requests before each measured load = this × concurrency.
         seed: of the prompts; the same seed gives the same prompts in the same order.
-        min_token_id, max_token_id: prompts are token ids drawn from this range, ends included; the vocabulary of the
-            model must hold it, and special tokens should lie outside.
+        min_token_id, max_token_id: loadgen's prompts are token ids drawn from this range, ends included; the vocabulary
+            of the model must hold it, and special tokens should lie outside.
         cache_policy: ``flush`` the engine's prefix cache before each concurrency, or ``keep`` it.
         request_timeout_s: a request that takes longer has failed.
         load_timeout_s: a whole load (one concurrency) that takes longer has failed.
@@ -207,7 +215,10 @@ class Workload:
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
     name: str
-    client: Literal["loadgen"] = "loadgen"
+    client: Literal["loadgen", "sglang", "vllm", "guidellm", "aiperf"] = "loadgen"
+    client_command: tuple[str, ...] = ()
+    client_env: Mapping[str, str] = field(default_factory=dict)
+    tokenizer: str | None = None
     input_tokens: Annotated[int, Ge(1)] = 128
     output_tokens: Annotated[int, Ge(1)] = 64
     prompts_per_concurrency: Annotated[int, Ge(1)] = 10
@@ -218,6 +229,9 @@ class Workload:
     cache_policy: Literal["flush", "keep"] = "keep"
     request_timeout_s: Annotated[float, Gt(0)] = 120.0
     load_timeout_s: Annotated[float, Gt(0)] = 3600.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "client_command", tuple(self.client_command))  # kept as JSON, it comes back a list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -519,7 +533,7 @@ class Environment:
     Attributes:
         facts: flat, sorted when stored: hostname, kernel_release, cpu_model, n_cpus, memory_bytes, gpu_uuids,
             gpu_names, compute_capability, driver_version, python_version, torch_version, triton_version,
-            engine_version, engine_command, engine_env, model, power_limits_w, clock_policy.
+            engine_version, engine_command, engine_arguments, engine_env, model, power_limits_w, clock_policy.
     """
 
     facts: Mapping[str, str | int | float | None]
@@ -544,8 +558,9 @@ class RequestRecord:
     """One request of a load, as the client saw it; times in seconds since the load began, None when not reached.
 
     Attributes:
-        i: position in the seeded order. sent_s, first_chunk_s, last_chunk_s: client's monotonic clock.
-        n_input_tokens, n_output_tokens: counted by the server. n_chunks: chunks with content.
+        i: position in the seeded order, where the client keeps one. sent_s, first_chunk_s, last_chunk_s: client's
+            monotonic clock; all None where the client does not write when it sent a request.
+        n_input_tokens, n_output_tokens: counted by the server. n_chunks: chunks with content, 0 where unknown.
         itl_ms: gaps between chunks with content. error: None when the request is good. text_digest: of the output.
     """
 

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from orchestrator.clients import detached
 from orchestrator.connection import Remote
 from orchestrator.designs import EngineCounters, TelemetrySample
+from orchestrator.engines import EngineKnowledge, PoolLabels, knowledge_of
 from orchestrator.errors import HostUnreachableError, LineLostError, RemoteTimeoutError
 from orchestrator.host import BOOTSTRAP, bundle, engine_state_dir, run_program
 from orchestrator.records import Engine
@@ -35,6 +38,7 @@ RETRY_S = 2.0
 READ_TIMEOUT_S = 300.0
 COUNTERS_TIMEOUT_S = 30.0
 MEBIBYTE = 1 << 20
+MAX_COUNT = 1 << 62
 
 _T = TypeVar("_T")
 _LOST = (LineLostError, HostUnreachableError, RemoteTimeoutError)
@@ -68,16 +72,8 @@ THROTTLE_BITS = {
 }
 """Of NVML's mask of reasons for lower clocks. Idle, chosen application clocks and display clocks do not matter here."""
 _THROTTLE_COLUMNS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-
-PREEMPTIONS = (
-    "vllm:num_preemptions_total",
-    "sglang:num_retracted_requests_total",
-    "sglang:num_retracted_reqs_total",
-    "sglang:total_retracted_reqs",
-)
-"""Counters since the start; SGLang changed the name. (Its ``num_retracted_reqs`` tells of the last step only.)"""
-KV_POOLS = ("engine_kv_pages", "sglang:max_total_num_tokens")
-_KV_BLOCKS = "vllm:cache_config_info"
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_POOL = "pool"
 
 
 def start(remote: Remote, engine: Engine, *, run_dir: str, interval_s: float = INTERVAL_S) -> None:
@@ -138,19 +134,26 @@ def stop(remote: Remote, *, run_dir: str) -> None:
 
 
 def engine_counters(remote: Remote, engine: Engine) -> EngineCounters:
-    """What the engine tells at ``/metrics``, in one short look; all None where it does not answer there.
+    """What the engine tells at ``/metrics``, in one short look; None for what it does not tell.
+
+    One of a known kind that has no metrics is asked for the size of its KV pool where that kind tells it.
 
     Raises:
         EngineError: the engine's Python cannot be run.
         RemoteCommandError: the look failed.
     """
+    known, base_url = knowledge_of(engine.kind), engine.base_url.rstrip("/")
+    pool = known.pool
     request = {
-        "url": engine.base_url.rstrip("/") + "/metrics",
-        "names": [*PREEMPTIONS, *KV_POOLS, _KV_BLOCKS],
+        "url": f"{base_url}/metrics",
+        "names": list(known.metric_names),
+        "asked": [] if pool is None else [{"name": _POOL, "url": base_url + pool.path, "keys": list(pool.keys)}],
     }
     doing = f"ask engine {engine.name} for its counters"
     answer = run_program(remote, engine, "engine_counters", request, doing=doing, timeout_s=COUNTERS_TIMEOUT_S)
-    return parse_counters(answer["lines"] or ())
+    counters = parse_counters(answer["lines"] or (), known)
+    told = answer["told"].get(_POOL)
+    return replace(counters, kv_pool=told, kv_pool_tokens=told) if isinstance(told, int) else counters
 
 
 def _patiently(ask: Callable[[], _T], until_s: float) -> _T:
@@ -246,23 +249,55 @@ def throttle_reasons(mask: str) -> tuple[str, ...] | None:
 # ---- reading counters
 
 
-def parse_counters(lines: Iterable[str]) -> EngineCounters:
+def parse_counters(lines: Iterable[str], known: EngineKnowledge) -> EngineCounters:
     """The counters in lines of Prometheus text; several series of one name (data-parallel ranks) are added up."""
     sums: dict[str, float] = {}
+    blocks: list[dict[str, float]] = []
     for line in lines:
         series, _, value = line.rstrip().rpartition(" ")
         name, _, labels = series.partition("{")
-        number = _blocks(labels) if name == _KV_BLOCKS else _number(value)
-        if number is not None:
+        if known.pool_labels and name == known.pool_labels.metric:
+            blocks.append(_numbers(labels))
+        elif (number := _number(value)) is not None:
             sums[name] = sums.get(name, 0.0) + number
-    return EngineCounters(_first(sums, PREEMPTIONS), _first(sums, (_KV_BLOCKS, *KV_POOLS)))
+    n_blocks, n_tokens = _pool(blocks, known.pool_labels)
+    queries = (sum(sums[name] for name in names) for names in known.prefix_queries if sums.keys() >= set(names))
+    return EngineCounters(
+        n_preemptions=_count(_first(sums, known.preemptions)),
+        kv_pool=_count(_first(sums, known.kv_pools) if n_blocks is None else n_blocks),
+        kv_pool_tokens=_count(_first(sums, known.kv_pools_in_tokens) if n_tokens is None else n_tokens),
+        n_prefix_hits=_count(_first(sums, known.prefix_hits)),
+        n_prefix_queries=_count(next(queries, None)),
+    )
 
 
-def _blocks(labels: str) -> float | None:
-    """vLLM tells the number of KV blocks as a label."""
-    _, found, rest = labels.partition('num_gpu_blocks="')
-    return _number(rest.partition('"')[0]) if found else None
+def _numbers(labels: str) -> dict[str, float]:
+    """The labels of a series that are numbers."""
+    found = {name: _number(value) for name, value in _LABEL.findall(labels)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def _first(sums: Mapping[str, float], names: Iterable[str]) -> int | None:
-    return next((round(sums[name]) for name in names if name in sums), None)
+def _pool(series: list[dict[str, float]], labels: PoolLabels | None) -> tuple[float | None, float | None]:
+    """Blocks and tokens of a pool that is told in labels, over all ranks; a rank that does not tell makes it None."""
+    if not series or labels is None:
+        return None, None
+    blocks, tokens = [], []
+    for one in series:
+        n_blocks, n_each = one.get(labels.n_blocks), one.get(labels.tokens_per_block)
+        blocks.append(n_blocks)
+        tokens.append(one.get(labels.n_tokens, None if n_blocks is None or n_each is None else n_blocks * n_each))
+    return _sum(blocks), _sum(tokens)
+
+
+def _sum(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _first(sums: Mapping[str, float], names: Iterable[str]) -> float | None:
+    return next((sums[name] for name in names if name in sums), None)
+
+
+def _count(value: float | None) -> int | None:
+    """A whole number that a database can hold."""
+    return None if value is None or abs(value) >= MAX_COUNT else round(value)

@@ -269,6 +269,29 @@ def test_the_paired_start_must_have_had_the_same_conditions(changes: Mapping[str
     assert judged(start(**changes), [replace(paired, block=2)]).is_admissible
 
 
+def hits(before: int | None, after: int | None) -> dict[int, Any]:
+    """Prompt tokens out of the prefix cache, around the load at concurrency 8: 96 requests with its warm-up."""
+    return {8: tuple(EngineCounters(0, 1, n_prefix_hits=n) for n in (before, after))}
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, None), (None, 9000), (0, 0), (5000, 5144), (5000, 0)])
+def test_a_flushed_cache_that_answers_by_chance_only(before: int | None, after: int | None) -> None:
+    """Up to 1.5 tokens a request may meet; an engine that does not tell is not suspected."""
+    flushed = replace(WORKLOAD, cache_policy="flush")
+    assert judge(start(counters=hits(before, after)), flushed, PLAN).flags == ()
+
+
+def test_a_flush_that_does_nothing_is_a_flag() -> None:
+    """More hits than that show a cache that was not emptied: told, and kept. Where it is kept, hits are wanted."""
+    facts = start(counters=hits(5000, 5145))
+    judgement = judge(facts, replace(WORKLOAD, cache_policy="flush"), PLAN)
+    assert judgement.is_admissible
+    assert judgement.flags == (
+        "concurrency 8: 145 prompt tokens (1.5 a request) came from the prefix cache, which was to be flushed",
+    )
+    assert judged(facts).flags == ()
+
+
 def test_a_slightly_other_kv_pool_is_a_flag() -> None:
     """Engines size their pool by free memory: a difference under one per cent is shown."""
     paired = baseline(block=3, counters=counted(0, 0, 1000))

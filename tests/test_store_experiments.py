@@ -418,10 +418,10 @@ def test_counters_come_back_by_load_and_moment(store: Store) -> None:
     store.record_engine_counters(trial_id, 8, "before", EngineCounters(3, 900))
     store.record_engine_counters(trial_id, 8, "before", EngineCounters(4, None))
     store.record_engine_counters(trial_id, 8, "after", EngineCounters(4, 900))
-    store.record_engine_counters(trial_id, 64, "before", EngineCounters(None, 900))
+    store.record_engine_counters(trial_id, 64, "before", EngineCounters(None, 900, 14400, 12, 4096))
     assert store.engine_counters(trial_id) == {
         8: {"before": EngineCounters(4, None), "after": EngineCounters(4, 900)},
-        64: {"before": EngineCounters(None, 900)},
+        64: {"before": EngineCounters(None, 900, 14400, 12, 4096)},
     }
     with pytest.raises(StoreError, match="FOREIGN KEY"):
         store.record_engine_counters(trial_id + 1, 8, "before", EngineCounters(0, 0))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sqlite_utils import Database
 
+from orchestrator.designs import EngineCounters
 from orchestrator.errors import StoreError
 from orchestrator.store import SCHEMA_VERSION, Store
 from orchestrator.store.migrations import APPLICATION_ID, MIGRATIONS, Migration, migrate
@@ -169,3 +170,17 @@ def test_tables_are_strict_and_linked(tmp_path: Path) -> None:
         store.begin_trial(
             host="gpu-a", target="flash", variant="V2", digest="sha256:0", workload=make.WORKLOAD, deployment_id=99
         )
+
+
+def test_counters_of_an_older_schema_know_no_prefix_cache(tmp_path: Path) -> None:
+    """What was counted before stays, and what nobody asked for then is unknown."""
+    path = tmp_path / "old.db"
+    connection = at_schema(path, 8)
+    connection.execute(
+        "INSERT INTO trials (id, host, target, variant, digest, status, started_at, workload_name, reasons, workload)"
+        " VALUES (7, 'gpu-a', 'flash', 'baseline', 'sha256:1', 'failed', '2026-01-02', 'short', '[]', '{}')"
+    )
+    connection.execute("INSERT INTO engine_counters VALUES (7, 8, 'before', 3, 900)")
+    connection.close()
+    with Store.open(path) as store:
+        assert store.engine_counters(7) == {8: {"before": EngineCounters(3, 900, None, None, None)}}

@@ -21,6 +21,7 @@ from orchestrator import telemetry
 from orchestrator.connection.base import DEFAULT_TIMEOUT_S, Completed
 from orchestrator.connection.local import LocalRemote
 from orchestrator.designs import EngineCounters, TelemetrySample
+from orchestrator.engines import knowledge_of
 from orchestrator.errors import LineLostError
 from orchestrator.host import engine_state, engine_state_dir, process_table
 from orchestrator.records import Engine, Host
@@ -140,8 +141,8 @@ sglang:max_total_num_tokens{model_name="m"} 161721.0
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (VLLM, EngineCounters(4, 1146)),
-        (SGLANG, EngineCounters(2, 161721)),
+        (VLLM, EngineCounters(4, 1146, 18336)),
+        (SGLANG, EngineCounters(2, 161721, 161721)),
         ('sglang:total_retracted_reqs{tp_rank="0"} 0.0', EngineCounters(0, None)),
         ("engine_kv_pages 512", EngineCounters(None, 512)),
         ('vllm:cache_config_info{num_gpu_blocks="None"} 1.0', EngineCounters(None, None)),
@@ -150,7 +151,7 @@ sglang:max_total_num_tokens{model_name="m"} 161721.0
 )
 def test_counters_of_engines(text: str, expected: EngineCounters) -> None:
     """Preemptions and KV pool under each engine's names, ranks added up; what is not told is None."""
-    assert telemetry.parse_counters(text.splitlines()) == expected
+    assert telemetry.parse_counters(text.splitlines(), knowledge_of("other")) == expected
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ def test_counters_of_a_running_engine(remote: LocalRemote, metrics_page: tuple[s
     assert telemetry.engine_counters(remote, engine) == EngineCounters(None, None)
     assert telemetry.engine_counters(remote, ENGINE) == EngineCounters(None, None)
     pages["/metrics"] = b"# HELP engine_kv_pages x\nengine_kv_pages_used 3\n" + SGLANG.encode() + b"other 1\n"
-    assert telemetry.engine_counters(remote, engine) == EngineCounters(2, 161721)
+    assert telemetry.engine_counters(remote, engine) == EngineCounters(2, 161721, 161721)
 
 
 # ---- the program on the host

@@ -9,7 +9,13 @@ from orchestrator.errors import UnknownNameError
 
 __all__ = ["CLIENTS", "ClientRun", "ExitEvidence", "LoadClient", "ParsedLoad", "load_client"]
 
-CLIENTS = {"loadgen": "orchestrator.clients.loadgen_adapter:LoadgenClient"}
+CLIENTS = {
+    "loadgen": "orchestrator.clients.loadgen_adapter:LoadgenClient",
+    "sglang": "orchestrator.clients.sglang:SglangClient",
+    "vllm": "orchestrator.clients.vllm:VllmClient",
+    "guidellm": "orchestrator.clients.guidellm:GuidellmClient",
+    "aiperf": "orchestrator.clients.aiperf:AiperfClient",
+}
 """Name in the inventory → module and class."""
 
 

@@ -22,7 +22,7 @@ class ClientRun:
         files: content by absolute path on the host, written before the start.
         result_path: where the client leaves its result; progress_path: where it says how far it is, if it can.
         deadline_s: a client that still runs so long after its start is stopped. Later than the client's own.
-        version: of the client, as it must be equal between loads that are compared.
+        version: of the client, as it must be equal between loads that are compared, unless its result tells it.
     """
 
     argv: tuple[str, ...]
@@ -52,7 +52,12 @@ class ExitEvidence:
 
 @dataclass(frozen=True, slots=True)
 class ParsedLoad:
-    """What a result file says. ``metrics`` is empty unless ``status`` is ok; times are None when it names none."""
+    """What a result file says. ``metrics`` is empty unless ``status`` is ok; times are None when it names none.
+
+    Attributes:
+        version: that the client told of itself; None: that of its ``ClientRun``.
+        argv: of the measured run, where ``ClientRun.argv`` is not the client itself.
+    """
 
     status: LoadStatus
     reasons: tuple[str, ...]
@@ -60,6 +65,8 @@ class ParsedLoad:
     requests: tuple[RequestRecord, ...]
     started_at: str | None
     ended_at: str | None
+    version: str | None = None
+    argv: tuple[str, ...] | None = None
 
 
 class LoadClient(Protocol):

@@ -11,18 +11,18 @@ import functools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from orchestrator.clients import loadgen
 from orchestrator.clients.base import ClientRun, ExitEvidence, ParsedLoad
+from orchestrator.clients.judging import NonFiniteError, failed, how_it_ended, last_words, refuse_constant, told
 from orchestrator.errors import LoadError
 from orchestrator.records import Engine, LoadProgress, RequestRecord, Workload, digest_of, short
 
 GRACE_S = 60.0
 """Beyond the client's own deadline: start of the interpreter, cache flush, writing of the result."""
-N_KINDS_TOLD = 4
 
 
 class LoadgenClient:
@@ -56,18 +56,18 @@ class LoadgenClient:
     def parse(self, raw: bytes | None, evidence: ExitEvidence, workload: Workload, concurrency: int) -> ParsedLoad:
         """The metrics, or why there are none; the records of the requests in any case where they can be read."""
         if raw is None:
-            return _failed([_how_it_ended(evidence, "without a result"), *_last_words(evidence)])
+            return failed([how_it_ended("loadgen", evidence, "without a result"), *last_words(evidence.log_tail)])
         try:
-            result = json.loads(raw, parse_constant=_refuse_constant)
+            result = json.loads(raw, parse_constant=refuse_constant)
             requests = tuple(_request(one) for one in result["requests"])
             problems = [*_why_failed(result, evidence), *_why_another_load(result["spec"], workload, concurrency)]
             doubts = _why_invalid(result, requests, workload, concurrency)
             times = (str(result["started_at"]), str(result["ended_at"]))
-        except _NonFiniteError as exc:
+        except NonFiniteError as exc:
             return ParsedLoad("invalid", (f"the result holds {exc}, which is no measurement",), {}, (), None, None)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             why = f"the result file is cut or not loadgen's ({len(raw)} bytes, {type(exc).__name__}: {exc})"
-            return _failed([why, *_last_words(evidence)])
+            return failed([why, *last_words(evidence.log_tail)])
         if problems:
             return ParsedLoad("failed", (*problems, *doubts), {}, requests, *times)
         if doubts:
@@ -133,14 +133,6 @@ def _asked(workload: Workload, concurrency: int) -> dict[str, int]:
 # ---- reading
 
 
-class _NonFiniteError(Exception):
-    """NaN or an infinity stands in the file."""
-
-
-def _refuse_constant(name: str) -> None:
-    raise _NonFiniteError(name)
-
-
 def _request(raw: Mapping[str, Any]) -> RequestRecord:
     return RequestRecord(
         i=int(raw["i"]),
@@ -160,23 +152,6 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _failed(reasons: Iterable[str]) -> ParsedLoad:
-    return ParsedLoad("failed", tuple(reasons), {}, (), None, None)
-
-
-def _how_it_ended(evidence: ExitEvidence, suffix: str) -> str:
-    if evidence.how == "deadline":
-        return f"loadgen was stopped at its deadline, {suffix}"
-    if evidence.how == "vanished":
-        return f"loadgen is gone from the host, {suffix} and without an exit code"
-    return f"loadgen ended with exit code {evidence.exit_code}, {suffix}"
-
-
-def _last_words(evidence: ExitEvidence) -> list[str]:
-    lines = [line.strip() for line in evidence.log_tail if line.strip()]
-    return ["its last lines: " + " | ".join(lines[-5:])] if lines else []
-
-
 # ---- the rules
 
 
@@ -186,14 +161,17 @@ def _why_failed(result: Mapping[str, Any], evidence: ExitEvidence) -> list[str]:
     if result["client"] != "loadgen" or result["schema"] != loadgen.SCHEMA:
         reasons.append(f"the result is of {result['client']} schema {result['schema']}, not loadgen {loadgen.SCHEMA}")
     if evidence.how == "deadline":
-        reasons.append(_how_it_ended(evidence, "while it still ran"))
+        reasons.append(how_it_ended("loadgen", evidence, "while it still ran"))
     if result["complete"] is not True and not _was_stopped_by_failures(result):
         reasons.append(f"the load was stopped: {result['stopped_by']}")
     if result["warmup"]["n_failed"]:
-        reasons.append(_told("warm-up requests", result["warmup"]["errors"], result["warmup"]["n_requests"]))
+        reasons.append(told("warm-up requests", result["warmup"]["errors"], result["warmup"]["n_requests"]))
     has_failures = any(one["error"] is not None for one in result["requests"])
     if not reasons and not has_failures and evidence.exit_code not in (0, None):
-        reasons += [_how_it_ended(evidence, "with a result that says all is well"), *_last_words(evidence)]
+        reasons += [
+            how_it_ended("loadgen", evidence, "with a result that says all is well"),
+            *last_words(evidence.log_tail),
+        ]
     return reasons
 
 
@@ -216,16 +194,16 @@ def _why_invalid(
     n_asked = workload.prompts_per_concurrency * concurrency
     if [one.i for one in requests] != list(range(n_asked)):
         reasons.append(f"{len(requests)} records for {n_asked} requests, or not in their order")
-    failed = [one.error for one in requests if one.error is not None and not one.error.startswith("not sent")]
-    if failed:
-        reasons.append(_told("requests", failed, n_asked))
+    errors = [one.error for one in requests if one.error is not None and not one.error.startswith("not sent")]
+    if errors:
+        reasons.append(told("requests", errors, n_asked))
     n_not_sent = sum((one.error or "").startswith("not sent") for one in requests)
     if n_not_sent:
         reasons.append(f"{n_not_sent} of {n_asked} requests were never sent")
     faults = Counter(fault for one in requests if one.error is None for fault in _faults(one, workload))
     reasons += [f"{count} of {n_asked} requests: {fault}" for fault, count in sorted(faults.items())]
     peak = result["concurrency_peak"]
-    if not 1 <= peak <= concurrency and not failed and not n_not_sent:
+    if not 1 <= peak <= concurrency and not errors and not n_not_sent:
         reasons.append(f"{peak} requests were in flight at once, with a cap of {concurrency}")
     return reasons
 
@@ -249,21 +227,6 @@ def _faults(request: RequestRecord, workload: Workload) -> list[str]:
     if last < first or len(request.itl_ms) != request.n_chunks - 1 or any(gap < 0 for gap in request.itl_ms):
         faults.append("times that contradict each other")
     return faults
-
-
-def _told(what: str, errors: Sequence[str], n_asked: int) -> str:
-    """``3 of 48 requests failed: HTTP 500 ×3 (CUDA out of memory)``: kinds with counts, each with one example."""
-    kinds: dict[str, list[str]] = {}
-    for error in errors:
-        kind, _, detail = error.partition(": ")
-        kinds.setdefault(kind, []).append(detail)
-    ranked = sorted(kinds.items(), key=lambda item: (-len(item[1]), item[0]))
-    told = [
-        f"{kind} ×{len(details)}" + (f" ({details[0]})" if details[0] else "")
-        for kind, details in ranked[:N_KINDS_TOLD]
-    ]
-    rest = sum(len(details) for _, details in ranked[N_KINDS_TOLD:])
-    return f"{len(errors)} of {n_asked} {what} failed: " + ", ".join(told + ([f"others ×{rest}"] if rest else []))
 
 
 # ---- metrics

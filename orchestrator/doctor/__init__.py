@@ -7,6 +7,7 @@ check can stand. Writes nothing, neither here nor on the host; only the scratch 
     host.py    tools, clock, scratch folder (seen by host_facts.py)  leftovers.py  what an earlier run left there
     engine.py  Python, program, port, modules (seen by host/survey.py)
     gpu.py     GPUs, who uses them, clocks                           record.py     inventory, results.db, workspace
+    clients.py load clients of other people
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from orchestrator import push
 from orchestrator.connection import Remote
-from orchestrator.doctor import engine, gpu, host, leftovers, line, target
+from orchestrator.doctor import clients, engine, gpu, host, leftovers, line, target
 from orchestrator.doctor.findings import Finding, Status, failed_by, guarded, skipped
 from orchestrator.doctor.host_facts import HostFacts, ask
 from orchestrator.doctor.record import OnRecord, check_results, check_workspace, open_project, read_record
@@ -63,6 +64,7 @@ def _look_at_host(project: Project, checked: Target, remote: Remote, recorded: O
     yield python
     seen = gpu.ask(remote, its_engine)
     yield from _look_at_engine(checked, its_engine, scratch_dir, facts, survey, has_gpu=bool(seen.gpus))
+    yield from clients.check_clients(remote, its_engine, project.inventory.workloads)
     yield gpu.check_gpus(its_engine, seen)
     if seen.gpus:
         yield gpu.check_processes(its_engine, seen, engine.own_pids(its_engine, scratch_dir, survey))
@@ -140,6 +142,9 @@ def _look_at_engine(
     if log is not None:
         yield log
     yield engine.check_url(its_engine)
+    counters = engine.check_counters(its_engine)
+    if counters is not None:
+        yield counters
     if survey is None:
         for name in ("engine port", "module", "versions", "load client"):
             yield skipped(name, engine.NOT_ASKED)

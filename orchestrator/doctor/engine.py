@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from orchestrator.clients import load_client, loadgen_adapter
+from orchestrator.clients import driven, load_client, loadgen_adapter
 from orchestrator.connection import Remote
 from orchestrator.doctor.findings import Finding, fail, failed_by, ok, skipped, warn
 from orchestrator.doctor.host_facts import HostFacts
+from orchestrator.engines import knowledge_of
 from orchestrator.errors import LoadError, OrchError
 from orchestrator.host import engine_port, engine_state_dir, run_program
 from orchestrator.records import Engine, Target, Workload
@@ -25,6 +26,7 @@ DISTRIBUTIONS = ("torch", "triton", "pytorch-triton", "sglang", "vllm")
 NOT_ASKED = "the engine's Python could not be asked"
 NOWHERE = "/dev/null"
 """Stands for a scratch folder that is not there: nothing can be found below it."""
+VLLM_FLUSH_PATH, VLLM_FLUSH_SWITCH = "/reset_prefix_cache", "VLLM_SERVER_DEV_MODE"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -65,9 +67,10 @@ def own_pids(engine: Engine, scratch_dir: str | None, survey: Mapping[str, Any] 
 
 
 def client_imports() -> list[str]:
-    """The modules that the load client imports: all of the standard library, but a Python can be built without some."""
+    """The modules that what loads imports: all of the standard library, but a Python can be built without some."""
     names: set[str] = set()
-    for node in ast.parse(loadgen_adapter.source()).body:
+    programs = (loadgen_adapter.source(), driven.source())
+    for node in (node for program in programs for node in ast.parse(program).body):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -200,11 +203,28 @@ def check_url(engine: Engine) -> Finding:
     if asked is not None and asked != port:
         text = f"the command listens on port {asked}, base_url: says {port}"
         return fail("engine url", text, f"make both the same in engine {engine.name} of inventory.yaml")
+    known = knowledge_of(engine.kind)
+    if engine.ready_path in known.early_paths:
+        text = f"{engine.kind} answers {engine.ready_path} before it can serve: a start would count as ready too early"
+        return warn(
+            "engine url", text, f"write ready_path: {known.ready_path} in engine {engine.name}, or leave it out"
+        )
     hostname = urlsplit(engine.base_url).hostname
     if hostname not in LOOPBACK:
         text = f"{url}: asked from the host itself, so every load would go through the network to {hostname}"
         return warn("engine url", text, f"write http://127.0.0.1:{port} as base_url: of engine {engine.name}")
     return ok("engine url", f"{url} is asked until it answers 200, for up to {engine.ready_timeout_s:g} s")
+
+
+def check_counters(engine: Engine) -> Finding | None:
+    """Whether an engine of a known kind is started so that it counts; None where that is not known."""
+    option = knowledge_of(engine.kind).metrics_option
+    if option is None:
+        return None
+    if option not in engine.command:
+        text = f"without {option} {engine.kind} does not tell what it preempts and what its prefix cache answers"
+        return warn("engine counters", text, f"add {option} to command: of engine {engine.name}")
+    return ok("engine counters", f"{option} is in the command")
 
 
 def _port_in(command: Sequence[str]) -> int | None:
@@ -237,6 +257,12 @@ def check_workloads(engine: Engine, workloads: Mapping[str, Workload]) -> Findin
             next_step = exc.next_step or next_step
     if problems:
         return fail("workloads", "; ".join(problems), next_step)
+    flushing = [name for name, workload in workloads.items() if workload.cache_policy == "flush"]
+    if flushing and engine.cache_flush_path == VLLM_FLUSH_PATH and VLLM_FLUSH_SWITCH not in engine.env:
+        text = (
+            f"{', '.join(flushing)}: vLLM has {VLLM_FLUSH_PATH} only when {VLLM_FLUSH_SWITCH}=1 is set for the engine"
+        )
+        return warn("workloads", text, f"add {VLLM_FLUSH_SWITCH}: 1 to env: of engine {engine.name}, or keep the cache")
     if not workloads:
         return warn("workloads", "inventory.yaml has none, so `orch bench` has nothing to do", "add one there")
     return ok("workloads", ", ".join(workloads))

@@ -41,11 +41,11 @@ PROGRAMS = {
     "stop": (*_CONTROL, "stop"),
     "restore": (*_CONTROL, "stop", "restore"),
     "probe": (*_CONTROL, "http_get", "interpreter", "bytecode", "probe"),
-    "facts": (*_CONTROL, "interpreter", "facts"),
+    "facts": (*_CONTROL, "http_get", "engine_answers", "interpreter", "facts"),
     "triton_cache": (*_CONTROL, "triton_cache"),
     "survey": (*_CONTROL, "interpreter", "survey"),
     "telemetry": (*_CONTROL, "telemetry"),
-    "engine_counters": ("http_get", "engine_counters"),
+    "engine_counters": ("http_get", "engine_answers", "engine_counters"),
     "try_variant": (*_CONTROL, "interpreter", "scratch", "supervised", "try_variant"),
 }
 """What each program needs, in the order of import; the last one holds ``main``."""

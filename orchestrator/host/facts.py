@@ -1,6 +1,7 @@
 """The facts of a host and of a running engine under which numbers are taken. Unknown is None, never a guess.
 
-No module of the engine is imported: versions come from package metadata, the rest from the kernel and ``nvidia-smi``.
+No module of the engine is imported: versions come from what a known kind of engine answers or from package metadata,
+the rest from the kernel and ``nvidia-smi``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import socket
 import subprocess
 from typing import Any, Dict, List, Optional, Sequence, Union
 
-from . import engine_state, interpreter, masking, process_table
+from . import engine_answers, engine_state, interpreter, masking, process_table
 from .process_table import Process
 
 Fact = Union[str, int, float, None]
@@ -42,7 +43,11 @@ _SMI_TIMEOUT_S = 20.0
 
 
 def main(request: Dict[str, Any]) -> Dict[str, Fact]:
-    """Answers the facts by name."""
+    """Answers the facts by name.
+
+    Of a known kind of engine (``kind``) the engine itself is asked too, as ``asked`` says: ``version``, ``model``, and
+    all else as its arguments.
+    """
     record = engine_state.read_record(request["state_dir"])
     alive = engine_state.members(request["state_dir"], record, process_table.processes()) if record else []
     facts: Dict[str, Fact] = {
@@ -53,8 +58,13 @@ def main(request: Dict[str, Any]) -> Dict[str, Fact]:
         "memory_bytes": _memory_bytes(),
         "model": request["model"],
     }
+    told = _told(request)
     argv = record["argv"] if record else request["command"]
-    facts.update(_versions(request, alive, argv))
+    facts.update(_versions(request, alive, argv, told.pop("version", None)))
+    model = told.pop("model", None)
+    if request["kind"]:
+        facts["model"] = request["model"] or model
+        facts["engine_arguments"] = json.dumps(told, sort_keys=True) if told else None
     facts.update(_gpus([one.pid for one in alive]))
     facts["engine_command"] = " ".join(map(shlex.quote, masking.mask_arguments(argv)))
     facts["engine_env"] = _environment(alive)
@@ -89,18 +99,34 @@ def _run(argv: Sequence[str]) -> Optional[str]:
     return done.stdout.decode("utf-8", "replace").strip()
 
 
-def _versions(request: Dict[str, Any], alive: List[Process], argv: Sequence[str]) -> Dict[str, Fact]:
-    """Versions of Python, torch, triton and the engine, as the engine's interpreter has them installed."""
+def _told(request: Dict[str, Any]) -> Dict[str, Fact]:
+    """What the engine says of itself, without what it does not say; logins inside URLs hidden."""
+    found = engine_answers.read(request["asked"])
+    shown = {
+        name: masking.mask_arguments([value])[0] if isinstance(value, str) else value for name, value in found.items()
+    }
+    return {name: value for name, value in shown.items() if value is not None}
+
+
+def _versions(request: Dict[str, Any], alive: List[Process], argv: Sequence[str], told: Fact) -> Dict[str, Fact]:
+    """Versions of Python, torch, triton and the engine, as the engine's interpreter has them installed.
+
+    A known kind of engine that tells its own version is believed before its package.
+    """
     like_engine = interpreter.of_engine(request, alive)
-    answer = interpreter.ask(like_engine, request, {"distributions": DISTRIBUTIONS})
+    answer = interpreter.ask(like_engine, request, {"distributions": [*DISTRIBUTIONS, *request["distributions"]]})
     found = answer.get("distributions", {})
     command = " ".join(argv).lower()
     engines = sorted((name for name in ENGINES if found.get(name)), key=lambda name: name not in command)
+    version = "%s %s" % (engines[0], found[engines[0]]) if engines else None
+    if request["kind"]:
+        own = told or next((found[name] for name in request["distributions"] if found.get(name)), None)
+        version = "%s %s" % (request["kind"], own) if own else None
     return {
         "python_version": answer.get("python"),
         "torch_version": found.get("torch"),
         "triton_version": found.get("triton") or found.get("pytorch-triton"),
-        "engine_version": "%s %s" % (engines[0], found[engines[0]]) if engines else None,
+        "engine_version": version,
     }
 
 

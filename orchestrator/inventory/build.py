@@ -12,9 +12,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
+from orchestrator.engines import knowledge_of
 from orchestrator.inventory.problems import Problem, nearest, shown
 from orchestrator.inventory.shapes import (
     NAME_PATTERN,
@@ -28,11 +29,16 @@ from orchestrator.inventory.shapes import (
     fit,
 )
 from orchestrator.inventory.yaml_tree import KeyPath, Tree, dotted
-from orchestrator.records import Engine, Host, Inventory, Target, TargetFile, Workload
+from orchestrator.records import Engine, EngineKind, Host, Inventory, Target, TargetFile, Workload
 from orchestrator.verdicts import arch_name, parse_arch
 
 RESERVED_FILE_NAME = "variant.json"
 """The workspace keeps its own record under this name beside a variant's files."""
+
+_NOT_OF_LOADGEN = ("client_command", "client_env", "tokenizer")
+_LOADGEN_ONLY = ("max_token_id", "min_token_id")
+_CLIENTS_ELSEWHERE = {"guidellm": "/opt/guidellm/bin/guidellm run", "aiperf": "/opt/aiperf/bin/aiperf profile"}
+"""Clients that no engine brings along, with a command to show."""
 
 _SSH_ONLY = ("connect_timeout_s", "identity", "jump", "known_hosts", "port", "ssh", "ssh_config", "user")
 
@@ -65,6 +71,8 @@ def build(tree: Tree, path: Path) -> tuple[Inventory | None, list[Problem]]:
     workloads: dict[str, Workload] = dict(_fitted(desk, "workloads", sections))
     for engine in engines.values():
         _check_engine(desk, engine)
+    for workload in workloads.values():
+        _check_workload(desk, workload)
     known: dict[str, Sequence[str]] = {"host": list(sections["hosts"]), "engine": list(sections["engines"])}
     targets: dict[str, Target] = {}
     for name, entry in _fitted(desk, "targets", sections):
@@ -142,10 +150,17 @@ def _longhand(desk: _Desk, section: Section, path: KeyPath, fields: dict[str, An
         desk.complain((*path, "name"), f"unknown key; the entry's own key is its name; allowed: {', '.join(allowed)}")
         del fields["name"]
     if section == "engines":
+        if fields.get("kind") in get_args(EngineKind):
+            fields = {**knowledge_of(fields["kind"]).defaults, **fields}
         if isinstance(fields.get("command"), str):
             fields["command"] = _split(desk, (*path, "command"), fields["command"])
         if isinstance(fields.get("env"), dict):
             fields["env"] = _environment(desk, (*path, "env"), fields["env"])
+    if section == "workloads":
+        if isinstance(fields.get("client_command"), str):
+            fields["client_command"] = _split(desk, (*path, "client_command"), fields["client_command"])
+        if isinstance(fields.get("client_env"), dict):
+            fields["client_env"] = _environment(desk, (*path, "client_env"), fields["client_env"])
     if section == "targets" and isinstance(fields.get("files"), list):
         fields["files"] = [{"path": entry} if isinstance(entry, str) else entry for entry in fields["files"]]
     if section == "targets" and "check" in fields:
@@ -214,7 +229,7 @@ def _check_texts(desk: _Desk, path: KeyPath, value: object) -> None:
         for i, entry in enumerate(value):
             _check_texts(desk, (*path, i), entry)
     elif isinstance(value, str):
-        is_free_text = bool({"env", "command", "reference"} & set(path))
+        is_free_text = bool({"env", "command", "reference", "client_env", "client_command"} & set(path))
         if not value and not is_free_text:
             desk.complain(path, "is empty; leave the key out or give it a value")
         elif "\0" in value or (not is_free_text and any(ord(character) < 32 for character in value)):
@@ -282,6 +297,31 @@ def _is_base_url(text: str) -> bool:
         return False
     is_web = parts.scheme in {"http", "https"} and bool(parts.hostname) and has_port
     return is_web and not (parts.path or parts.query or parts.fragment or "@" in parts.netloc or " " in text)
+
+
+# ---- workloads
+
+
+def _check_workload(desk: _Desk, workload: Workload) -> None:
+    """What the load client needs, and what has no meaning for it."""
+    path, client = ("workloads", workload.name), workload.client
+    given = desk.tree.root["workloads"][workload.name] or {}
+    for key in _NOT_OF_LOADGEN if client == "loadgen" else _LOADGEN_ONLY:
+        if key in given:
+            desk.complain((*path, key), f"has no meaning with client: {client}; leave it out")
+    if client == "loadgen":
+        return
+    if workload.tokenizer is None:
+        desk.complain((*path, "tokenizer"), f"missing; {client} makes its prompts with one: give the model's folder")
+    command = workload.client_command
+    if not command and client in _CLIENTS_ELSEWHERE:
+        shown_command = _CLIENTS_ELSEWHERE[client]
+        desk.complain((*path, "client_command"), f"missing; how {client} is called on the host, as {shown_command}")
+    elif command and not command[0].startswith("/"):
+        desk.complain((*path, "client_command"), f"wanted a program from '/', found {shown(command[0])}")
+    elif command and client == "sglang" and command[-2:-1] != ("-m",):
+        wanted = "PYTHON -m sglang.benchmark.serving"
+        desk.complain((*path, "client_command"), f"wanted {wanted}, found {shown(' '.join(command))}")
 
 
 # ---- targets

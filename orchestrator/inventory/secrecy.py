@@ -74,7 +74,7 @@ def _leaves(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object, boo
 
 def _words(value: object, path: KeyPath) -> list[str]:
     """The arguments of a command; anything else has none."""
-    if path[-1] not in {"command", "reference"}:
+    if path[-1] not in {"command", "reference", "client_command"}:
         return []
     if isinstance(value, list):
         return [str(word) for word in value]

@@ -206,6 +206,10 @@ def _as_written(section: Section, schema: dict[str, Any]) -> dict[str, Any]:
     if section == "engines":
         schema["properties"]["command"] = {"anyOf": [{"type": "string"}, schema["properties"]["command"]]}
         schema["properties"]["env"]["additionalProperties"] = {"type": ["string", "number"]}
+    if section == "workloads":
+        properties = schema["properties"]
+        properties["client_command"] = {"anyOf": [{"type": "string"}, properties["client_command"]]}
+        properties["client_env"]["additionalProperties"] = {"type": ["string", "number"]}
     if schema["required"]:
         return schema
     return {"anyOf": [{"type": "null"}, schema]}

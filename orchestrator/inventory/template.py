@@ -34,14 +34,15 @@ hosts:
 # The program that serves, as it is started on the host. It runs without a shell: no $VARIABLES, no pipes.
 engines:
   sglang:
+    kind: sglang                      # or vllm, llama-server, transformers, kernel, other; says how it is asked
     python: /opt/sglang/bin/python    # the interpreter that runs the engine; orch asks it which file it would import
     command: >-
       /opt/sglang/bin/python -m sglang.launch_server
-      --model-path /models/deepseek --host 127.0.0.1 --port 30000
+      --model-path /models/deepseek --host 127.0.0.1 --port 30000 --enable-metrics
     base_url: http://127.0.0.1:30000  # as seen from the host itself
-    ready_path: /health               # answers 200 when ready
     ready_timeout_s: 900
-    cache_flush_path: /flush_cache    # for workloads with cache_policy: flush
+    # ready_path: /health             # answers 200 when ready; these two are known of the kind
+    # cache_flush_path: /flush_cache  # for workloads with cache_policy: flush
     # model: deepseek                 # the name that requests send, where the engine asks for one
     # cwd: /opt/sglang
     # env: {TRITON_PRINT_AUTOTUNING: 1}
@@ -51,6 +52,7 @@ engines:
     # loaded_path: /loaded            # where the engine itself can tell the digests that it loaded
     # restart_after_restore: true     # start it again when the host had to restore the file by itself
   # vllm:
+  #   kind: vllm
   #   python: /opt/vllm/bin/python
   #   command: /opt/vllm/bin/vllm serve /models/deepseek --host 127.0.0.1 --port 8000
   #   base_url: http://127.0.0.1:8000
@@ -87,6 +89,10 @@ workloads:
     prompts_per_concurrency: 10       # measured requests = this x concurrency
     warmup_per_concurrency: 2         # discarded requests before each measured load
     cache_policy: flush               # or keep: the engine's prefix cache before each concurrency
+    # client: sglang                  # or vllm, guidellm, aiperf; loadgen, orch's own, when left out
+    # tokenizer: /models/deepseek     # these three only for those: what their prompts are made with,
+    # client_command: /opt/sglang/bin/python -m sglang.benchmark.serving  # how they are called on the host,
+    # client_env: {HF_HUB_OFFLINE: 1}                                     # and their environment
     # seed: 42
     # request_timeout_s: 120
     # load_timeout_s: 3600

@@ -1,6 +1,6 @@
-"""Step 7 of the schema: what an engine told of itself around each load.
+"""Steps 7 and 9 of the schema: what an engine told of itself around each load.
 
-As every step, it never changes once it is released.
+As every step, they never change once they are released.
 """
 
 from __future__ import annotations
@@ -25,3 +25,9 @@ def create_engine_counters(database: Database) -> None:
         ) STRICT, WITHOUT ROWID
         """
     )
+
+
+def add_prefix_counters(database: Database) -> None:
+    """Adds the KV pool in tokens and the prefix cache; NULL in rows of before."""
+    for column in ("kv_pool_tokens", "n_prefix_hits", "n_prefix_queries"):
+        database.execute(f"ALTER TABLE engine_counters ADD COLUMN {column} INTEGER")

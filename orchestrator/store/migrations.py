@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from orchestrator.store.check_tables import create_checks
-from orchestrator.store.counter_tables import create_engine_counters
+from orchestrator.store.counter_tables import add_prefix_counters, create_engine_counters
 from orchestrator.store.experiment_tables import create_experiments
 from orchestrator.store.status_tables import allow_hopeless
 from orchestrator.version import VERSION
@@ -419,6 +419,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(6, "experiments: plans, starts, analyses, verdicts, telemetry, events", create_experiments),
     Migration(7, "engine counters: preemptions and KV pool around each load", create_engine_counters),
     Migration(8, "experiments may end hopeless", allow_hopeless),
+    Migration(9, "engine counters: KV pool in tokens, prefix cache", add_prefix_counters),
 )
 
 SCHEMA_VERSION = MIGRATIONS[-1].number

@@ -33,8 +33,10 @@ COMPARED_FACTS = (
     "clock_policy",
 )
 """The facts of an environment that two arms must share."""
+COMPARED_WHERE_TOLD = ("engine_arguments",)
+"""Likewise, but only an engine of a known kind tells them: where neither did, nothing is missing."""
 
-_NOT_COMPARED_OF_WORKLOAD = ("name", "client", "request_timeout_s", "load_timeout_s")
+_NOT_COMPARED_OF_WORKLOAD = ("name", "client", "client_command", "request_timeout_s", "load_timeout_s")
 """A name is only a name, the client is compared as it reported itself, and a limit that was not hit changes nothing."""
 
 
@@ -172,6 +174,7 @@ def _comparison_key(
     return {
         "host": host,
         **dict(_as_texts((name, facts.get(name)) for name in COMPARED_FACTS)),
+        **{name: str(facts[name]) for name in COMPARED_WHERE_TOLD if facts.get(name) is not None},
         "client": client,
         "client_version": client_version,
         **dict(

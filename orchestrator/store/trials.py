@@ -113,7 +113,7 @@ class Trials(Database):
                     workload.name,
                     deployment_id,
                     digest_before,
-                    to_json(asdict(workload)),
+                    to_json(_as_recorded(workload)),
                 ),
             )
             return int(cursor.lastrowid or 0)
@@ -277,6 +277,14 @@ class Trials(Database):
             (load_id,),
         )
         return tuple(_request(*row) for row in rows)
+
+
+_NOT_OF_EVERY_CLIENT = ("client_command", "client_env", "tokenizer")
+
+
+def _as_recorded(workload: Workload) -> dict[str, object]:
+    """A workload's fields without the empty ones that only some clients have: those that older versions knew."""
+    return {name: value for name, value in asdict(workload).items() if value or name not in _NOT_OF_EVERY_CLIENT}
 
 
 def _request(*columns: Any) -> RequestRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import Any, Literal
 
 from orchestrator.designs import EngineCounters, TelemetrySample
@@ -16,7 +16,7 @@ _NUMBERS = (
     *("temperature_c", "memory_used_bytes", "utilization_pct"),
 )
 _COLUMNS = ("load_id", "gpu", *_NUMBERS, "throttle_reasons", "foreign_pids")
-
+_COUNTERS = tuple(field.name for field in fields(EngineCounters))
 
 Moment = Literal["before", "after"]
 """Of a load."""
@@ -77,19 +77,19 @@ class Watching(Database):
         """
         with self._transaction() as connection:
             connection.execute(
-                "INSERT INTO engine_counters VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
-                " n_preemptions = excluded.n_preemptions, kv_pool = excluded.kv_pool",
-                (trial_id, concurrency, moment, counters.n_preemptions, counters.kv_pool),
+                f"INSERT OR REPLACE INTO engine_counters (trial_id, concurrency_cap, moment, {', '.join(_COUNTERS)})"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (trial_id, concurrency, moment, *astuple(counters)),
             )
 
     def engine_counters(self, trial_id: int) -> dict[int, dict[Moment, EngineCounters]]:
         """By concurrency and moment; without those at which nobody looked."""
         found: dict[int, dict[Moment, EngineCounters]] = {}
-        for concurrency, moment, n_preemptions, kv_pool in self._rows(
-            "SELECT concurrency_cap, moment, n_preemptions, kv_pool FROM engine_counters WHERE trial_id = ?",
+        for concurrency, moment, *counters in self._rows(
+            f"SELECT concurrency_cap, moment, {', '.join(_COUNTERS)} FROM engine_counters WHERE trial_id = ?",
             (trial_id,),
         ):
-            found.setdefault(concurrency, {})[moment] = EngineCounters(n_preemptions, kv_pool)
+            found.setdefault(concurrency, {})[moment] = EngineCounters(*counters)
         return found
 
     def record_event(
