@@ -12,7 +12,8 @@ PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt $(PIP_ARGS)
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# whole files to a worker, in the order of the folders: the long ones (integration) come first, and none is left for the end
 
 .PHONY: demo test quick lint bench clean
 .DELETE_ON_ERROR:
@@ -41,10 +42,10 @@ demo: $(VENV)/demo-ready
 	$(BIN)/orch demo
 
 test: $(VENV)/test-ready
-	$(PYTEST) -n 2 --dist loadfile
+	$(PYTEST)
 
 quick: $(VENV)/test-ready
-	$(PYTEST) -n 2 --dist loadfile -m 'not integration and not kernel and not slow'
+	$(PYTEST) -m 'not integration and not kernel and not slow'
 
 lint: $(VENV)/lint-ready
 	$(BIN)/ruff check .
