@@ -12,8 +12,8 @@ PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt $(PIP_ARGS)
+# Whole files to a worker, in the order of the folders: the long ones come first, and none is left for the end.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-# whole files to a worker, in the order of the folders: the long ones (integration) come first, and none is left for the end
 
 .PHONY: demo test quick lint bench clean
 .DELETE_ON_ERROR:
