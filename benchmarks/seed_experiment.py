@@ -2,11 +2,12 @@
 
     python -m benchmarks.seed_experiment FOLDER [--seconds N]
 
-The kernel is that of docs/h200. Baseline: three autotuned configs (BLOCK_T, num_warps, num_stages) = (16, 4, 2)
-(32, 4, 2) (32, 8, 2). V1 forces (16, 8, 2), V2 forces (16, 4, 3). The engine of ``kernel/`` decodes with CUDA graphs;
-orch drives it over SSH, with a throwaway server on this machine's loopback (in Python where there is no sshd). Two
-starts of the baseline by hand come first: they show how long a start takes. Ends with the verdicts, and with the page,
-the Markdown, the JSON and two tables of the record in FOLDER/out.
+Baseline: three autotuned configs (BLOCK_T, num_warps, num_stages) = (16, 4, 2) (32, 4, 2) (32, 8, 2), the list of the
+shipped kernel when this was written; ``--kernel`` names a file that has it, should the shipped one have moved on. V1
+forces (16, 8, 2), V2 forces (16, 4, 3). The engine of ``kernel/`` decodes with CUDA graphs; orch drives it over SSH,
+with a throwaway server on this machine's loopback (in Python where there is no sshd). Two starts of the baseline by
+hand come first: they show how long a start takes. Ends with the verdicts, and with the page, the Markdown, the JSON,
+two tables of the record and the kernel in FOLDER/out.
 
 A machine that is lent for a while at a time: after ``--seconds`` the experiment is interrupted, which puts the host
 back; the same command goes on with it. FOLDER is made when missing.
@@ -27,8 +28,6 @@ from pathlib import Path
 from orchestrator.demo.ssh_host import ThrowawaySshHost, free_port
 
 REPOSITORY = Path(__file__).parent.parent
-SEED_KERNEL = REPOSITORY / "docs" / "h200" / "sparse_mla_decode.py"
-"""The kernel as it was when the experiment was made: the shipped one has moved on since."""
 CONCURRENCY = "1,8,48,64,80,96"
 VARIANTS = {
     "V1": (("BLOCK_T=16", "num_warps=8", "num_stages=2"), "twice the warps hide the latency of the gather"),
@@ -90,6 +89,7 @@ def main() -> int:
     """Makes or continues the experiment; returns orch's exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--kernel", type=Path, default=REPOSITORY / "kernel" / "sparse_mla_decode.py", metavar="FILE")
     parser.add_argument("--seconds", type=float, help="interrupt the experiment after so many seconds")
     parser.add_argument("--device", choices=tuple(ENGINE), default="cuda", help="cpu: a small rehearsal without a GPU")
     parser.add_argument("--pairs", default="6", help="planned looks")
@@ -178,6 +178,9 @@ def export(folder: Path) -> None:
     out = folder / "out"
     out.mkdir(exist_ok=True)
     shutil.copyfile(folder / "inventory.yaml", out / "inventory.yaml")
+    shutil.copyfile(
+        folder / "variants" / "sparse_mla" / "baseline" / "sparse_mla_decode.py", out / "sparse_mla_decode.py"
+    )
     shutil.copyfile(folder / "results.db", out / "results.db")
     orch(folder, "report", "--html", str(out / "report.html"), check=False)
     for option, name in (("--md", "report.md"), ("--json", "report.json")):

@@ -173,6 +173,12 @@ def run_poisoned(module: ModuleType, inputs: Inputs, config: Any) -> tuple[torch
     device = inputs.q_B1HD.device
     out = torch.full((n_rows, 1, n_heads, head_dim), torch.nan, dtype=torch.bfloat16, device=device)
     lse = torch.full((n_rows, 1, n_heads), torch.nan, dtype=torch.float32, device=device)
+    call_into(module, inputs, out, lse, config)
+    return out, lse
+
+
+def call_into(module: ModuleType, inputs: Inputs, out: torch.Tensor, lse: torch.Tensor, config: Any) -> None:
+    """One call of a kernel file's entry point, into these outputs."""
     pool, indices, page_size, lengths = inputs.pools[0]
     second = inputs.pools[1] if len(inputs.pools) > 1 else (None, None, None, None)
     module.sparse_mla_decode(
@@ -190,7 +196,6 @@ def run_poisoned(module: ModuleType, inputs: Inputs, config: Any) -> tuple[torch
         lse_B1H=lse,
         config=config,
     )
-    return out, lse
 
 
 def compare(out: torch.Tensor, lse: torch.Tensor, inputs: Inputs) -> tuple[str | None, float | None, float | None]:

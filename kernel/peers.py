@@ -26,7 +26,7 @@ import torch
 
 from kernel import kv_pool
 from kernel.cases import Inputs, Pool
-from kernel.check import import_source
+from kernel.check import call_into, import_source
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
 Call = Callable[[], Outputs]
@@ -78,25 +78,8 @@ def file_implementation(module: ModuleType, name: str, forced: Any = None) -> Im
 
 
 def _file_call(module: ModuleType, inputs: Inputs, out: torch.Tensor, lse: torch.Tensor, forced: Any) -> Call:
-    pool, indices, page_size, lengths = inputs.pools[0]
-    second = inputs.pools[1] if len(inputs.pools) > 1 else (None, None, None, None)
-
     def call() -> Outputs:
-        module.sparse_mla_decode(
-            inputs.q_B1HD,
-            pool,
-            indices,
-            page_size=page_size,
-            topk_length_B=lengths,
-            attention_sink_H=inputs.attention_sink_H,
-            second_kv_pool=second[0],
-            second_indices_BT=second[1],
-            second_page_size=second[2],
-            second_topk_length_B=second[3],
-            out_B1HD=out,
-            lse_B1H=lse,
-            config=forced,
-        )
+        call_into(module, inputs, out, lse, forced)
         return out, lse
 
     return call

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, ClassVar
 
-from orchestrator.clients.driven import Ask, Candidate, DrivenClient, Reading, finite, finite_or_none, with_verb
+from orchestrator.clients.driven import Ask, Candidate, DrivenClient, Reading, with_verb
+from orchestrator.clients.reading import finite, finite_or_none
 from orchestrator.errors import LoadError
 from orchestrator.records import Engine, RequestRecord, Workload
 

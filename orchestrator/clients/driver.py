@@ -217,7 +217,10 @@ class Driver:
 
     def _report(self) -> None:
         seen = {"phase": self.phase, "elapsed_s": round(time.monotonic() - self.phase_began_s, 2)}
-        replace_file(Path(self.spec["progress_path"]), json.dumps(seen).encode(), False)
+        with contextlib.suppress(
+            OSError
+        ):  # a full disk: the load may be over before it matters
+            replace_file(Path(self.spec["progress_path"]), json.dumps(seen).encode(), False)
 
 
 def processes_of_group() -> list[tuple[int, int, int]]:

@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from orchestrator.clients.driven import Arrays, Ask, Candidate, DrivenClient, Reading, shared_metrics
+from orchestrator.clients.driven import Ask, Candidate, DrivenClient, Reading
+from orchestrator.clients.reading import Arrays, shared_metrics
 from orchestrator.records import Engine, Workload
 
 MODULES = ("sglang.benchmark.serving", "sglang.bench_serving")

@@ -7,7 +7,8 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from orchestrator.clients.driven import Arrays, Ask, Candidate, DrivenClient, Reading, shared_metrics, with_verb
+from orchestrator.clients.driven import Ask, Candidate, DrivenClient, Reading, with_verb
+from orchestrator.clients.reading import Arrays, shared_metrics
 from orchestrator.records import Engine, Workload
 
 VERB = ("bench", "serve")
