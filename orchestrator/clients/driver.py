@@ -217,9 +217,7 @@ class Driver:
 
     def _report(self) -> None:
         seen = {"phase": self.phase, "elapsed_s": round(time.monotonic() - self.phase_began_s, 2)}
-        with contextlib.suppress(
-            OSError
-        ):  # a full disk: the load may be over before it matters
+        with contextlib.suppress(OSError):  # a full disk: the load may be over before it matters
             replace_file(Path(self.spec["progress_path"]), json.dumps(seen).encode(), False)
 
 
