@@ -11,7 +11,8 @@
     │   ├── HostUnreachableError    no such name, refused, no route, timed out
     │   ├── HostKeyError            unknown or changed host key
     │   ├── LoginRefusedError       the host is there, and does not let us in
-    │   └── LineLostError           the line died, or an answer came back without its closing sentinel
+    │   ├── LineLostError           the line died, or an answer came back without its closing sentinel
+    │   └── NodeLostError           Slurm gave no node, or took it away: the job was cancelled, the node went down …
     ├── RemoteError                 the host answered, and the answer is no
     │   ├── RemoteTimeoutError      a command passed its deadline
     │   ├── RemoteCommandError      a command failed; carries its last lines
@@ -108,6 +109,10 @@ class LoginRefusedError(ConnectionError_):
 
 class LineLostError(ConnectionError_):
     """The line died, or an answer ended without its sentinel: whether the host acted must be asked."""
+
+
+class NodeLostError(ConnectionError_):
+    """Slurm gave no node, or has taken it away: its job ended, was cancelled, or the node went down."""
 
 
 class RemoteError(OrchError):

@@ -17,6 +17,7 @@ from orchestrator.engines import Label, knowledge_of
 from orchestrator.errors import HostWriteError, LoadedDigestError
 from orchestrator.host import engine_port, engine_state_dir, run_program
 from orchestrator.records import (
+    AutotuneWinner,
     Engine,
     EngineProcess,
     Environment,
@@ -60,17 +61,20 @@ done
 
 @dataclass(frozen=True, slots=True)
 class TritonCache:
-    """What an engine's Triton cache holds of one kernel.
+    """What Triton did for an engine: its cache of the target's kernel, and what its autotuner wrote into the log.
 
     Attributes:
-        kernels: every compiled form; forms that are alike in all that is named here are one.
+        kernels: every compiled form; forms that are alike in all that is named here are one. None where the target
+            names no kernel.
         cached: those whose Triton IR came along, newest first.
         n_left_out: how many have IR that did not, for the bounds above.
+        winners: what the autotuner chose, of every kernel of the engine; None where the log tells nothing.
     """
 
-    kernels: tuple[TritonKernel, ...] = ()
+    kernels: tuple[TritonKernel, ...] | None = ()
     cached: tuple[CachedKernel, ...] = ()
     n_left_out: int = 0
+    winners: tuple[AutotuneWinner, ...] | None = None
 
 
 def remove_stale_bytecode(remote: Remote, target: Target, engine: Engine | None = None) -> tuple[str, ...]:
@@ -206,6 +210,8 @@ def _file_problems(
     if bytecode and bytecode["state"] == "stale":
         problems.append(f"cached bytecode {bytecode['path']} is stale: {bytecode['why']}")
     reported = _reported(file, seen["reported"])
+    if file.module and reported is None and not seen["runs_python"]:
+        problems.append(f"no process of the engine runs Python, so none has imported {file.module}: leave out module:")
     if seen["reported"] and "modules" in seen["reported"] and file.module and reported != expected:
         problems.append(
             f"the engine says that it loaded {short(reported)} as {file.module}, deployed was {short(expected)}"
@@ -226,13 +232,20 @@ def _view_problems(file: TargetFile, found: Mapping[str, Any]) -> list[str]:
         problems.append(
             f"the engine's mount namespace holds another file as {file.path}: {_pids(other)} sees "
             f"{short(other[0]['digest'])} (inode {other[0]['inode'][1]}), the host {short(here['digest'])} "
-            f"(inode {here['inode'][1] if 'inode' in here else '–'})"
+            f"(inode {here['inode'][1] if 'inode' in here else '–'}){_mount_words(file, other)}"
         )
     if older:
         oldest = min(older, key=lambda view: float(view["started_s"]))
         early_s = oldest["ctime_s"] - oldest["started_s"]
         problems.append(f"{_pids(older)} began before {file.path} last changed (the oldest {early_s:.3f} s before)")
     return problems
+
+
+def _mount_words(file: TargetFile, views: list[Mapping[str, Any]]) -> str:
+    if not any(view["is_mount"] for view in views):
+        return ""
+    folder = PurePosixPath(file.path).parent
+    return f": the file is mounted there by itself, and keeps what it was; mount its folder {folder} instead"
 
 
 def _pids(views: list[Mapping[str, Any]]) -> str:
@@ -302,8 +315,8 @@ def triton_cache_dir(scratch_dir: str, target: Target, digest: str) -> str:
 def triton_cache(remote: Remote, engine: Engine, target: Target, service: Service) -> TritonCache:
     """Every form of the target's kernel that Triton compiled for this engine, in its cache; none if Triton never ran.
 
-    An autotuner compiles every form that it tries, so more than one form does not say which of them ran. Where no
-    process of the engine names its TRITON_CACHE_DIR (any more), the folder that its start was given is read.
+    An autotuner compiles every form that it tries, so more than one form does not say which of them ran; its log does.
+    Where no process of the engine names its TRITON_CACHE_DIR (any more), the folder that its start was given is read.
     """
     digest = service.proof.digest
     request = {
@@ -315,12 +328,13 @@ def triton_cache(remote: Remote, engine: Engine, target: Target, service: Servic
     }
     answer = run_program(remote, engine, "triton_cache", request, doing=f"read the Triton cache of {engine.name}")
     installed = service.environment.facts.get("triton_version")
+    winners = answer["winners"]
     return TritonCache(
-        kernels=tuple(TritonKernel(**one) for one in answer["kernels"]),
+        kernels=None if target.kernel is None else tuple(TritonKernel(**one) for one in answer["kernels"]),
         cached=tuple(
             CachedKernel(
                 cache_key=one["cache_key"],
-                name=one["metadata"].get("name", target.kernel),
+                name=one["metadata"].get("name", target.kernel or ""),
                 ttir=answer["texts"][one["ttir_digest"]],
                 metadata=one["metadata"],
                 triton_version=one["metadata"].get("triton_version", installed),  # an old Triton does not name itself
@@ -329,4 +343,5 @@ def triton_cache(remote: Remote, engine: Engine, target: Target, service: Servic
             for one in answer["forms"]
         ),
         n_left_out=answer["n_left_out"],
+        winners=None if winners is None else tuple(AutotuneWinner(**one) for one in winners),
     )

@@ -58,6 +58,25 @@ _STRICT: dict[str, Any] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmSettings:
+    """How nodes of a cluster are asked for, through its login host.
+
+    Attributes:
+        nodes: how many identical nodes an experiment spreads over; each is a job of its own.
+        options: further options of ``sbatch``.
+        queue_timeout_s: how long a job may wait in the queue.
+        idle_release_s: a node without work is given back after that.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    nodes: Annotated[int, Ge(1), Le(64)] = 1
+    options: tuple[str, ...] = ()
+    queue_timeout_s: Annotated[float, Gt(0)] = 3600.0
+    idle_release_s: Annotated[float, Ge(10)] = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """A machine reached by SSH (or this machine).
 
@@ -71,6 +90,7 @@ class Host:
         connect_timeout_s: for the whole of connect, key exchange and login.
         scratch_dir: absolute folder on the host for logs, results and caches; when not given
             ``${XDG_CACHE_HOME:-$HOME/.cache}/orch``.
+        slurm: the host is the login host of a cluster, and the work is done on nodes that Slurm gives.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
@@ -86,6 +106,7 @@ class Host:
     ssh_config: str | None = None
     connect_timeout_s: Annotated[float, Gt(0)] = 20.0
     scratch_dir: str | None = None
+    slurm: SlurmSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +157,7 @@ class Target:
         name: its name in the inventory.
         host, engine: names in the inventory.
         files: at least one; the first holds the kernel.
-        kernel: name of the ``@triton.jit`` function.
+        kernel: name of the ``@triton.jit`` function; None for files without one, whose variants are edited by hand.
         check: what ``orch check`` has to be told of the kernel.
     """
 
@@ -144,8 +165,50 @@ class Target:
     host: str
     engine: str
     files: Annotated[tuple[TargetFile, ...], MinLen(1)]
-    kernel: str
+    kernel: str | None = None
     check: CheckSettings = CheckSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """Who starts and stops an engine on its host, and how that one is told to.
+
+    Attributes:
+        kind: ``command``: orch itself starts the engine's command. ``systemd``: a unit. ``container``: docker or
+            podman. ``manual``: it runs already, and a command of the user's, or the user by hand, starts it again.
+        unit: of systemd. user: it belongs to the login's own systemd.
+        sudo: what orch runs on the host for this engine runs as root, through ``sudo -n``.
+        runtime: the container's program. name: of the container.
+        mode: ``restart``: the container is the engine. ``exec``: the container runs on, and orch starts the engine's
+            command inside it.
+        python: the engine's interpreter as a path inside the container; ``Engine.python`` is one of the host's then.
+        restart_command: argument vector, run on the host without a shell; none: the user is asked to do it.
+        timeout_s: a call of systemctl, of the container's program or of ``restart_command`` that takes longer has
+            failed.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    kind: Literal["command", "systemd", "container", "manual"] = "command"
+    unit: str | None = None
+    user: bool = False
+    sudo: bool = False
+    runtime: Literal["docker", "podman"] = "docker"
+    name: str | None = None
+    mode: Literal["restart", "exec"] = "restart"
+    python: str | None = None
+    restart_command: tuple[str, ...] = ()
+    timeout_s: Annotated[float, Gt(0)] = 600.0
+
+    @property
+    def can_be_stopped(self) -> bool:
+        """Whether orch can end the engine and have it started later; else it can only be restarted."""
+        return self.kind != "manual"
+
+    @property
+    def runs_command(self) -> bool:
+        """Whether orch starts the engine's command, so that it decides over its arguments, environment and folder."""
+        return self.kind == "command" or (self.kind == "container" and self.mode == "exec")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +219,8 @@ class Engine:
         name: its name in the inventory.
         kind: what is known of it (see ``engines``): the defaults of its paths in the inventory, how it is asked for its
             version, arguments and counters.
-        command: argument vector; run without a shell.
+        launcher: who starts and stops it.
+        command: argument vector; run without a shell. Empty where the launcher knows how.
         cwd: working directory on the host; the scratch folder when not given.
         env: added to the environment of the host's login.
         python: absolute path of the interpreter that runs the engine: it resolves modules and runs the load client.
@@ -174,10 +238,11 @@ class Engine:
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
     name: str
-    command: Annotated[tuple[str, ...], MinLen(1)]
     python: str
     base_url: str
     kind: EngineKind = "other"
+    launcher: Launcher = field(default_factory=Launcher)
+    command: tuple[str, ...] = ()
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     ready_path: str = "/health"
@@ -189,6 +254,17 @@ class Engine:
     loaded_path: str | None = None
     cache_flush_path: str | None = None
     restart_after_restore: bool = False
+
+
+RECIPE_KEYS = (
+    "input_tokens",
+    "output_tokens",
+    "prompts_per_concurrency",
+    "warmup_per_concurrency",
+    "seed",
+    "cache_policy",
+)
+"""The fields of a workload that say which load it is, whoever makes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +308,11 @@ class Workload:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "client_command", tuple(self.client_command))  # kept as JSON, it comes back a list
+
+    @property
+    def recipe(self) -> tuple[object, ...]:
+        """Equal for workloads that are the same load by different clients."""
+        return tuple(getattr(self, key) for key in RECIPE_KEYS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -486,6 +567,21 @@ class TritonKernel:
     shared_bytes: int | None
     target: str | None
     digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AutotuneWinner:
+    """A config that Triton's autotuner chose in one start of the engine, as Triton wrote it into the log.
+
+    Attributes:
+        key: for which values of the autotune key; None where Triton did not say.
+        n: how often it was chosen, for each process tunes for itself.
+    """
+
+    kernel: str
+    key: str | None
+    config: str
+    n: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,34 @@
 """One target, connected: what an operation needs in hand, and what is live on the host just now.
 
-``open_session`` gives project, store, target, engine and an open ``Remote``. ``look`` is the one way to see the host's
-files: every look is stored as an observation, and the answer has the name (baseline, a variant) of what was found.
+``open_session`` gives project, store, target, engine and an open ``Remote``; on a cluster that is a node which Slurm
+gave, and the target's host is called by it (``cluster/n1``), in the record too. ``look`` is the one way to see the
+host's files: every look is stored as an observation, and the answer has the name (baseline, a variant) of what was
+found.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator import push, variant, workspace
 from orchestrator.connection import Remote, connect
-from orchestrator.errors import WorkspaceError
+from orchestrator.connection.slurm import NodeRemote, give_back, held_nodes, node_name, open_nodes
+from orchestrator.errors import NodeLostError, WorkspaceError
 from orchestrator.project import Project
-from orchestrator.records import CLEAN, Engine, FileState, Lease, Progress, Snapshot, Target, Variant, manifest_digest
+from orchestrator.records import (
+    CLEAN,
+    Engine,
+    FileState,
+    Host,
+    Lease,
+    Progress,
+    Snapshot,
+    Target,
+    Variant,
+    manifest_digest,
+)
 from orchestrator.store import LookSource, OpenDeployment, Store
 
 BASELINE = "baseline"
@@ -33,6 +47,7 @@ class Session:
 
     Attributes:
         is_locked: whether no other orch of this project can be at work on the target.
+        ask: tells the user at a terminal what only a user can do; None where there is none.
     """
 
     project: Project
@@ -42,6 +57,18 @@ class Session:
     remote: Remote
     is_locked: bool
     report: Report = silent
+    ask: Callable[[str], None] | None = None
+
+    @property
+    def is_node(self) -> bool:
+        """Whether the host is a node that Slurm gave; other nodes may hold the same target then."""
+        return isinstance(self.remote, NodeRemote)
+
+    @property
+    def n_nodes(self) -> int:
+        """Over how many nodes an experiment spreads."""
+        slurm = self.remote.login.host.slurm if isinstance(self.remote, NodeRemote) else None
+        return 1 if slurm is None else slurm.nodes
 
     def say(self, stage: str, text: str) -> None:
         """Reports one step."""
@@ -61,13 +88,19 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(
-    project: Project, target_name: str | None, report: Report = silent, *, is_exclusive: bool = True
+    project: Project,
+    target_name: str | None,
+    report: Report = silent,
+    *,
+    is_exclusive: bool = True,
+    ask: Callable[[str], None] | None = None,
 ) -> Iterator[Session]:
     """Connects to the target's host and opens the store; both are closed at the end.
 
     Args:
         is_exclusive: keep every other orch of this project away from the target meanwhile; a mere look goes on
             without when another one is at work.
+        ask: tells the user at a terminal what only a user can do; None where there is none.
 
     Raises:
         LeaseHeldError: another orch of this project is at work on the target.
@@ -75,8 +108,100 @@ def open_session(
     target = project.target(target_name)
     with project.lock(target, is_required=is_exclusive) as is_locked, Store.open(project.db_path) as store:
         report(Progress("connect", f"connecting to {target.host}"))
-        with connect(project.host_of(target)) as remote:
-            yield Session(project, store, target, project.engine_of(target), remote, is_locked, report)
+        host = project.host_of(target)
+        with connect(host) as remote:
+            session = Session(project, store, target, project.engine_of(target), remote, is_locked, report, ask)
+            yield session if host.slurm is None else _on_a_node(session, may_ask=is_exclusive)
+
+
+# ---- nodes of a cluster
+
+
+def open_nodes_for(session: Session, n_nodes: int) -> list[NodeRemote]:
+    """Nodes for the target of a session that is on one: so many, and all on which something of ours may be live.
+
+    Raises:
+        NodeLostError: Slurm did not give so many.
+    """
+    assert isinstance(session.remote, NodeRemote)
+    login, on_wait = session.remote.login, _waiting(session)
+    names = [*_nodes_in_use(session.store, session.target, login.host), session.remote.node]
+    first = open_nodes(login, only=list(dict.fromkeys(names)), on_wait=on_wait)
+    if len(first) >= n_nodes:
+        return first
+    taken = {remote.node for remote in first}
+    more = open_nodes(login, n_nodes=n_nodes, on_wait=on_wait)
+    return [*first, *(remote for remote in more if remote.node not in taken)][:n_nodes]
+
+
+@contextlib.contextmanager
+def session_on(session: Session, remote: NodeRemote) -> Iterator[Session]:
+    """The same target on another node, with a store of its own: for another thread."""
+    with Store.open(session.project.db_path) as store:
+        yield _at(session, remote, store)
+
+
+def nodes_in_use(session: Session) -> list[str]:
+    """The other nodes on which something of ours may be live; none when the host is no cluster."""
+    if not isinstance(session.remote, NodeRemote):
+        return []
+    in_use = _nodes_in_use(session.store, session.target, session.remote.login.host)
+    return [node for node in in_use if node != session.remote.node]
+
+
+def on_node(session: Session, node: str) -> Session:
+    """The same target on a node that is named, which Slurm is asked for where it is not held."""
+    assert isinstance(session.remote, NodeRemote)
+    (remote,) = open_nodes(session.remote.login, only=[node], on_wait=_waiting(session))
+    return _at(session, remote, session.store)
+
+
+def end_nodes(session: Session) -> None:
+    """Gives every node of the host back to Slurm; what still holds a file there restores it first."""
+    assert isinstance(session.remote, NodeRemote)
+    give_back(session.remote.login)
+
+
+def _on_a_node(session: Session, *, may_ask: bool) -> Session:
+    """The target on one node: where something of ours may be live, else any that this host has or is given.
+
+    Args:
+        may_ask: wait for a node where there is none. A mere look does so only where something of ours may be live.
+
+    Raises:
+        NodeLostError: there is none.
+    """
+    login = session.remote
+    in_use = _nodes_in_use(session.store, session.target, login.host)
+    held = held_nodes(login)
+    if not (may_ask or in_use or held):
+        raise NodeLostError(
+            f"{login.host.name}: no node is held, and nothing of this project is deployed on one",
+            next_step="`orch pull` and `orch bench` ask Slurm for one",
+        )
+    only = in_use[:1] or held[:1]
+    (remote,) = open_nodes(login, only=only, on_wait=_waiting(session))
+    return _at(session, remote, session.store)
+
+
+def _nodes_in_use(store: Store, target: Target, host: Host) -> list[str]:
+    prefix = node_name(host, "")
+    hosts = [opened.host for opened in store.open_deployments(target.name) if opened.host.startswith(prefix)]
+    return [name.removeprefix(prefix) for name in dict.fromkeys(hosts)]
+
+
+def _at(session: Session, remote: NodeRemote, store: Store) -> Session:
+    return replace(session, remote=remote, store=store, target=replace(session.target, host=remote.host.name))
+
+
+def _waiting(session: Session) -> Callable[[float, str], None]:
+    return lambda seconds, text: session.report(Progress("node", f"waiting for Slurm: {text}", elapsed_s=seconds))
+
+
+def open_here(session: Session) -> list[OpenDeployment]:
+    """What of this project is (or may be) on this host now, oldest first; what is on other nodes is not."""
+    opened = session.store.open_deployments(session.target.name)
+    return [one for one in opened if one.host == session.target.host] if session.is_node else opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +280,7 @@ def look(session: Session, source: LookSource, expected: Mapping[str, str] | Non
     names = known_names(session.project, session.store, session.target)
     lease = next((state.lease for state in states if state.lease is not None), None)
     nonce = lease.nonce if lease is not None and session.store.is_own_nonce(lease.nonce) else None
-    opened = session.store.open_deployments(session.target.name)
+    opened = open_here(session)
     ours = [deployment for deployment in opened if deployment.nonce == nonce]
     return Live(
         states=states,

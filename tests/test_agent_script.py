@@ -382,18 +382,29 @@ def test_renewing_keeps_the_watcher_away(file: HostFile) -> None:
 
 
 def test_one_watcher_guards_and_another_takes_its_place_when_killed(file: HostFile) -> None:
-    """Repeated pushes start no second watcher; a killed one is replaced at the next renewal; it dies when told to."""
+    """Repeated pushes start no second watcher; a killed one is replaced at the next renewal, and a revert ends it."""
     file.push()
     file.push()
     file.push(b"v2\n", expected=NEW)
     (pid,) = watchers_of(file.path)
-    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not watchers_of(file.path))
     file.ask("renew", "aa", "60", str(file.path))
     (other,) = watchers_of(file.path)
     assert other != pid
     file.revert()
     wait_until(lambda: not watchers_of(file.path))
+
+
+def test_a_watcher_that_is_told_to_end_restores_first(file: HostFile, tmp_path: Path) -> None:
+    """The host shuts down, or a batch job is cancelled: TERM restores at once, whatever is left of the lease."""
+    before, marker = file.identity(), tmp_path / "seen"
+    file.push(ttl_s=3600, on_restore=f"echo restored > {shlex.quote(str(marker))}".encode())
+    (pid,) = watchers_of(file.path)
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not file.has_trace and not watchers_of(file.path))
+    assert file.identity() == before
+    wait_until(lambda: marker.exists() and marker.read_text() == "restored\n")
 
 
 def opened_by(pid: int) -> set[str]:

@@ -31,10 +31,10 @@ from orchestrator.errors import (
     StaleBaseError,
     StoreError,
 )
-from orchestrator.experiment import blocks, run
+from orchestrator.experiment import blocks, run, starts
 from orchestrator.experiment.trial import Hold, Trial
 from orchestrator.plan import draw
-from orchestrator.records import Restoration, SourceFile, Variant, Workload, digest_of
+from orchestrator.records import Launcher, Restoration, SourceFile, Variant, Workload, digest_of
 from orchestrator.report.document import analysis_from_document
 from orchestrator.session import Session
 from orchestrator.store import MOMENTS, RecordedEvent, Store
@@ -122,7 +122,8 @@ class Laptop:
             store=watched,
             target=make.TARGET,
             project=SimpleNamespace(workload=lambda name: WORKLOAD),
-            engine=SimpleNamespace(name="stub"),
+            engine=SimpleNamespace(name="stub", launcher=Launcher()),
+            is_node=False,
             baseline=lambda: store.baseline("flash"),
         )
         return cast(Session, found)
@@ -240,12 +241,12 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laptop]:
         return SimpleNamespace(attempt=None)
 
     monkeypatch.setattr(run, "read_variant", lambda project, target, name: make.variant(name, FILES[name]))
-    monkeypatch.setattr(run, "deploy", deploy)
-    monkeypatch.setattr(run, "deploy_baseline", lambda session, **options: made.put("baseline"))
-    monkeypatch.setattr(run, "look", lambda session, source: SimpleNamespace(is_clean=made.live == "baseline"))
-    monkeypatch.setattr(run, "trial", made.trial)
+    monkeypatch.setattr(starts, "deploy", deploy)
+    monkeypatch.setattr(starts, "deploy_baseline", lambda session, **options: made.put("baseline"))
+    monkeypatch.setattr(starts, "look", lambda session, source: SimpleNamespace(is_clean=made.live == "baseline"))
+    monkeypatch.setattr(starts, "trial", made.trial)
     monkeypatch.setattr(run, "offered", made.offered)
-    monkeypatch.setattr(run, "take_over", made.take_over)
+    monkeypatch.setattr(starts, "take_over", made.take_over)
     monkeypatch.setattr(run, "conclude", lambda session: made.conclude())
     monkeypatch.setattr(run, "end_engine", lambda session: made.act("end engine"))
     monkeypatch.setattr(run, "restart_engine", lambda session, restoration: made.restart())

@@ -644,13 +644,21 @@ look_at_lease() {
     is_live || is_over=yes
 }
 
-watch() { # until the lease is gone or over
+nap() { # a signal is taken at once, and only while the shell waits
+    sleep "$1" &
+    wait "$!" && return
+    kill "$!" 2>/dev/null || :
+    [ "$is_told" = yes ] || sleep 1 # no such fraction of a second here, or no process left
+}
+
+watch() { # until the lease is gone or over, or the watcher is told to end
     unset ORCH_SOURCE
     cd / || exit
-    trap - HUP INT TERM # dies at once when told to, even while it sleeps
+    trap - HUP INT
+    trap 'is_told=yes' TERM # the host shuts down, its batch job is cancelled: there may be no later
     while :; do
-        sleep "$poll" || sleep 1
-        is_ours=no is_over=no
+        nap "$poll"
+        is_ours=no is_over=$is_told
         each look_at_lease
         [ "$is_ours" = yes ] || exit 0
         [ "$is_over" = yes ] || continue
@@ -679,7 +687,8 @@ expire_group() { # and then runs the stored script, for which no mutex may be he
 }
 
 expire_file() {
-    read_lease && [ "$lease_nonce" = "$nonce" ] && ! is_live || return 0
+    read_lease && [ "$lease_nonce" = "$nonce" ] || return 0
+    [ "$is_told" = yes ] || ! is_live || return 0
     read_journal
     if [ "$phase" != clean ]; then
         judge
@@ -1171,7 +1180,7 @@ begin_change() {
 # ==== always
 
 main() {
-    on_fail='' trouble='' complaint='' links='' may_write=yes n_committed=0
+    on_fail='' trouble='' complaint='' links='' may_write=yes n_committed=0 is_told=no
     forget_files
     find_tools
     operation=${1:-none}

@@ -35,6 +35,7 @@ def command(obj: dict[str, str], experiment_id: int | None, target_name: str | N
     """
     from orchestrator.cli.resume import chosen
     from orchestrator.errors import ExperimentError
+    from orchestrator.experiment.run import Outcome
     from orchestrator.project import Project
     from orchestrator.store import Store
 
@@ -50,7 +51,7 @@ def command(obj: dict[str, str], experiment_id: int | None, target_name: str | N
                 next_step=f"`orch resume {number}` goes on with it"
                 + ("; the host is restored already" if is_back else _WHILE_LEASED),
             )
-        return told(out, record, _last_analysis(store, number), wants_code=False)
+        return told(out, Outcome(record, _last_analysis(store, number)), wants_code=False)
 
 
 def _follow(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 import click
@@ -55,6 +56,15 @@ class ProgressLine:
         elif (is_new and not self.is_fleeting) or now_s - self._last_s >= self.PIPE_INTERVAL_S:
             click.echo(describe(progress), err=True)
             self._last_s = now_s
+
+    @property
+    def ask(self) -> Callable[[str], None] | None:
+        """Tells the user what only a user can do, in a line that stays; None where nobody sits at a terminal."""
+        return self._ask if sys.stdin is not None and sys.stdin.isatty() else None
+
+    def _ask(self, text: str) -> None:
+        self.finish(is_good=True)
+        click.echo(styled(f"{'you':<9} {text}", "bold yellow", sys.stderr), err=True)
 
     def flee(self) -> None:
         """From now on is fleeting; the first line in a pipe comes in ten seconds."""

@@ -48,7 +48,7 @@ def command(
     variant = read_variant(project, target, variant_name)
     if not variant.is_isolated:
         out.warn(f"{variant.name}: {variants.describe(variant)}")
-    with ProgressLine() as progress, open_session(project, target.name, progress) as session:
+    with ProgressLine() as progress, open_session(project, target.name, progress, ask=progress.ask) as session:
         deployed = deploy(session, variant, ttl_s=ttl_s, is_forced=is_forced)
     deployment, verdict = deployed.deployment, deployed.attempt.verdict
     if verdict is None:

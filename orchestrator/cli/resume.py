@@ -46,10 +46,10 @@ def command(
     out = Output(is_json=is_json)
     project = Project.open(obj["inventory_path"])
     number, target = chosen(project, experiment_id, target_name)
-    with ProgressLine() as progress, open_session(project, target, progress) as session:
+    with ProgressLine() as progress, open_session(project, target, progress, ask=progress.ask) as session:
         shown = Shown(out, progress)
         outcome = stop(session, number, shown.event) if is_stop else conduct_shown(shown, session, number, ttl_s)
-    return told(out, outcome.experiment, outcome.analysis, wants_code=wants_code)
+    return told(out, outcome, wants_code=wants_code)
 
 
 def chosen(project: Project, experiment_id: int | None, target_name: str | None) -> tuple[int, str]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from orchestrator.cli.options import example, json_option, target_argument
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from orchestrator.experiment.conclude import Concluded
 
 ENGINE_WORDS = {
     "none": "no engine that orch started is running",
@@ -30,29 +35,41 @@ def command(obj: dict[str, str], target_name: str | None, force: bool, restart: 
     Works from the host's own backup, so it needs neither variants/ nor, with --force, results.db. Repeating it is safe.
     Exit code 5 means that the host is NOT restored; the message has the command that repairs it.
     """
-    from orchestrator.experiment.conclude import conclude
+    from orchestrator.experiment.conclude import revert
     from orchestrator.project import Project
-    from orchestrator.records import short
-    from orchestrator.session import open_session
+    from orchestrator.session import nodes_in_use, on_node, open_session
 
     out = Output(is_json=is_json)
     project = Project.open(obj["inventory_path"])
-    with ProgressLine() as progress, open_session(project, target_name, progress) as session:
-        concluded = conclude(session, force=force, restart=restart)
+    with ProgressLine() as progress, open_session(project, target_name, progress, ask=progress.ask) as session:
+        everywhere = [revert(session, force=force, restart=restart)]
+        for node in nodes_in_use(session):
+            everywhere.append(revert(on_node(session, node), force=force, restart=restart))
+    for concluded in everywhere:
+        _tell(out, concluded)
+    first, *others = [_document(concluded) for concluded in everywhere]
+    out.document({**first, "other_nodes": others})
+
+
+def _tell(out: Output, concluded: Concluded) -> None:
+    from orchestrator.records import short
+
     done = concluded.restoration
     for path in done.kept_foreign:
         out.line(f"the overwritten edit is kept at {done.host}:{path}", style="yellow")
     words = "was clean already" if done.was_clean else "is restored"
     out.line(f"{done.target} on {done.host} {words}: {short(done.digest)}, proved by digest", style="green")
     out.line(ENGINE_WORDS[concluded.engine])
-    out.document(
-        {
-            "target": done.target,
-            "host": done.host,
-            "digest": done.digest,
-            "was_clean": done.was_clean,
-            "kept_foreign": list(done.kept_foreign),
-            "engine": concluded.engine,
-            "reverted_at": done.reverted_at,
-        }
-    )
+
+
+def _document(concluded: Concluded) -> dict[str, Any]:
+    done = concluded.restoration
+    return {
+        "target": done.target,
+        "host": done.host,
+        "digest": done.digest,
+        "was_clean": done.was_clean,
+        "kept_foreign": list(done.kept_foreign),
+        "engine": concluded.engine,
+        "reverted_at": done.reverted_at,
+    }

@@ -29,6 +29,7 @@ WIDTH = 80
 STYLES = {
     "plan": "bold",
     "set-aside": "yellow",
+    "node-lost": "yellow",
     "recovered": "yellow",
     "left": "yellow",
     "look": "bold",
@@ -141,7 +142,7 @@ def command(obj: dict[str, str], /, variant_names: tuple[str, ...], ttl_s: float
     with ProgressLine() as progress:
         shown = Shown(out, progress)
         outcome = _begin(shown, project, variants, plan, expected, ttl_s, is_forced=asked["is_forced"])
-    return told(out, outcome.experiment, outcome.analysis, wants_code=asked["wants_code"])
+    return told(out, outcome, wants_code=asked["wants_code"])
 
 
 # ---- the plan
@@ -206,13 +207,18 @@ def _begin(
     is_forced: bool,
 ) -> Outcome:
     """Refuses what must not begin, stores the plan, and makes its starts."""
+    from orchestrator import serve
+    from orchestrator.experiment.nodes import refuse_shared_files
     from orchestrator.experiment.trial import arm_on_host
     from orchestrator.report.document import plan_document
     from orchestrator.session import open_session
 
-    with open_session(project, plan.target, shown.progress) as session:
+    with open_session(project, plan.target, shown.progress, ask=shown.progress.ask) as session:
         _refuse_unfinished(session.store, plan.target)
+        serve.require_restartable(session.engine, is_attended=session.ask is not None)
         _refuse_useless(shown, session, variants, is_forced=is_forced)
+        if session.n_nodes > 1:
+            refuse_shared_files(session)
         arm_on_host(session)
         shown.progress.finish(is_good=True)
         print_plan(shown.out, plan, expected)
@@ -309,8 +315,19 @@ def print_json(out: Output, document: dict[str, Any]) -> None:
         click.echo(json.dumps(document, ensure_ascii=False, allow_nan=False))
 
 
-def told(out: Output, experiment: ExperimentRecord, analysis: Analysis | None, *, wants_code: bool) -> int:
-    """Prints what came out, and returns the exit code."""
+def told(out: Output, outcome: Outcome, *, wants_code: bool) -> int:
+    """Prints what came out, and returns the exit code.
+
+    Raises:
+        RevertError: a node is not proved to be restored.
+    """
+    code = _told(out, outcome.experiment, outcome.analysis, wants_code=wants_code)
+    if outcome.trouble is not None:
+        raise outcome.trouble
+    return code
+
+
+def _told(out: Output, experiment: ExperimentRecord, analysis: Analysis | None, *, wants_code: bool) -> int:
     from orchestrator.report.document import analysis_document
 
     print_json(

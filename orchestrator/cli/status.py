@@ -179,7 +179,8 @@ def _on_record(project: Project, target: Target, *, is_upgraded: bool) -> dict[s
 def _print_record(out: Output, target: Target, recorded: dict[str, Any]) -> None:
     baseline = recorded["baseline"]
     shown = f"{baseline['digest'][7:19]} pulled {baseline['pulled_at']}" if baseline else "none: run `orch pull`"
-    out.line(f"target     {target.name} on {target.host}, kernel {target.kernel}, {counted(len(target.files), 'file')}")
+    kernel = f"kernel {target.kernel}" if target.kernel else "no kernel"
+    out.line(f"target     {target.name} on {target.host}, {kernel}, {counted(len(target.files), 'file')}")
     out.line(f"baseline   {shown}")
     out.line(f"record     {counted(recorded['n_trials'], 'engine start')}")
     if recorded["unfinished_experiment"] is not None:

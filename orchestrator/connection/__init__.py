@@ -9,7 +9,7 @@ __all__ = ["Completed", "Remote", "Spawned", "command_line", "connect"]
 
 
 def connect(host: Host) -> Remote:
-    """Opens the host by its transport.
+    """Opens the host by its transport; of a cluster it is the login host.
 
     Raises:
         HostUnreachableError, HostKeyError, LoginRefusedError: each says what to do.

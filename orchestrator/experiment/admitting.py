@@ -11,6 +11,9 @@ from orchestrator.experiment.trial import Trial, counter_pairs
 from orchestrator.records import NOT_RECORDED
 from orchestrator.session import Session
 
+OF_ONE_MACHINE = ("host", "gpu_uuids")
+"""Conditions in which two nodes differ however alike they are."""
+
 
 def judge_start(
     session: Session, plan: Plan, start: StartRecord, made: Trial, earlier: list[EarlierStart]

@@ -7,6 +7,7 @@ for its starts are compared with each other and must lie close in time.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import datetime
 
 from orchestrator.designs import ExperimentRecord, StartRecord
@@ -17,6 +18,8 @@ ABANDONED = "its orch ended before it was complete"
 
 TORN = "the other starts of its block would come too long after it"
 
+HOST_GONE = "the other starts of its block cannot be made on the same host"
+
 MAX_GAP_S = 3600.0
 """What may lie between two starts of a block when an experiment is taken up again. After that the machine may have
 changed more than the variants differ, and the block is made again."""
@@ -25,16 +28,30 @@ _WITH_BLOCK = "its block lost the start of"
 _NOT_MADE = "not made: its block lost the start of"
 
 
-def next_start(record: ExperimentRecord) -> StartRecord | None:
-    """The first that is planned, in the order of blocks and positions; None when all are made."""
+def next_start(record: ExperimentRecord, claims: Mapping[int, str], host: str) -> StartRecord | None:
+    """The first that is planned, in the order of blocks and positions; None when there is none for this host now.
+
+    A host finishes its block before it begins another, and no more blocks are begun than the next look needs.
+
+    Args:
+        claims: which host makes a block that was begun.
+    """
     planned = [start for start in record.starts if start.status == "planned"]
-    return min(planned, key=lambda start: (start.planned.block, start.planned.position), default=None)
+    own = [start for start in planned if claims.get(start.planned.block) == host]
+    if not own and n_complete_blocks(record) + len(claims) < (next_look(record) or 0):
+        own = [start for start in planned if start.planned.block not in claims]
+    return min(own, key=lambda start: (start.planned.block, start.planned.position), default=None)
+
+
+def complete_blocks(record: ExperimentRecord) -> list[int]:
+    """Blocks in which every arm has an admissible start."""
+    blocks = [start.planned.block for start in record.starts if start.status == "ok"]
+    return sorted(block for block in set(blocks) if blocks.count(block) == len(record.plan.arms))
 
 
 def n_complete_blocks(record: ExperimentRecord) -> int:
-    """Blocks in which every arm has an admissible start."""
-    blocks = [start.planned.block for start in record.starts if start.status == "ok"]
-    return sum(blocks.count(block) == len(record.plan.arms) for block in set(blocks))
+    """How many blocks are complete."""
+    return len(complete_blocks(record))
 
 
 def next_look(record: ExperimentRecord) -> int | None:
@@ -61,6 +78,23 @@ def mend(store: Store, experiment_id: int) -> None:
     can_repeat = n_lost(record) <= record.plan.max_repeats
     for block in sorted({start.planned.block for start in record.starts}):
         _mend_block(store, _newest_of(record, block), can_repeat)
+
+
+def begun_on(store: Store, record: ExperimentRecord) -> dict[int, str]:
+    """Where the blocks that are half made were begun."""
+    complete = complete_blocks(record)
+    begun = [one for one in record.starts if one.status == "ok" and one.planned.block not in complete]
+    return {one.planned.block: store.trial_host(one.trial_id) for one in begun if one.trial_id is not None}
+
+
+def give_up_block(store: Store, experiment_id: int, block: int, why: str) -> None:
+    """Sets the starts of a half made block aside, for its host is gone; ``mend`` then plans the block again."""
+    newest = _newest_of(store.experiment(experiment_id), block)
+    if all(start.status == "ok" for start in newest):
+        return
+    for start in newest:
+        if start.status == "ok":
+            store.end_start(start.id, "set-aside", (f"{HOST_GONE}: {why}",), start.flags)
 
 
 def tear_old_block(store: Store, experiment_id: int, now_s: float | None = None) -> bool:
@@ -105,7 +139,8 @@ def _mend_block(store: Store, newest: list[StartRecord], can_repeat: bool) -> No
 
 def _has_own_reason(start: StartRecord) -> bool:
     return not any(
-        reason in (ABANDONED, TORN) or reason.startswith((_WITH_BLOCK, _NOT_MADE)) for reason in start.reasons
+        reason in (ABANDONED, TORN) or reason.startswith((_WITH_BLOCK, _NOT_MADE, HOST_GONE))
+        for reason in start.reasons
     )
 
 

@@ -57,7 +57,8 @@ def check(
 
     Raises:
         CheckError: no architecture is known, there is no Triton, or the compiler does not run.
-        UsageError: the inventory lacks something that the compile needs. VariantError: the variant does not parse.
+        UsageError: the target names no kernel, or the inventory lacks something that the compile needs.
+        VariantError: the variant does not parse.
     """
     question, compiler = ask(project, store, target, variant, say, options or Options())
     verdict = check_offline(question, compiler)
@@ -125,6 +126,7 @@ def ask(
     Raises:
         As ``check``.
     """
+    kernel = _kernel_of(target)
     base = workspace.read_baseline(project.variants_root, target, variant.base_digest if variant else None)
     facts = store.latest_facts(target.host, target.name)
     host_version = _text(facts.get("triton_version"))
@@ -141,11 +143,20 @@ def ask(
         archs=archs,
         changes=variant.changes if variant else (),
         cached=cached,
-        others=_others(store, target, (variant or base).digest, base.digest, chosen.environment.version),
+        others=_others(store, target, kernel, (variant or base).digest, base.digest, chosen.environment.version),
         host_triton_version=host_version,
         caveats=chosen.caveats,
     )
     return question, Compiler(chosen.environment, compiled_folder(project), say)
+
+
+def _kernel_of(target: Target) -> str:
+    if target.kernel is None:
+        raise UsageError(
+            f"target {target.name} names no kernel, so there is nothing to compile",
+            next_step="`orch check --variant NAME --remote` imports a variant on the host, as the engine would",
+        )
+    return target.kernel
 
 
 def _known_archs(target: Target, facts: Mapping[str, object], cached: Sequence[CachedKernel]) -> tuple[int, ...]:
@@ -179,11 +190,11 @@ def compiled_folder(project: Project) -> Path:
 
 
 def _others(
-    store: Store, target: Target, digest: str, base_digest: str, triton_version: str
+    store: Store, target: Target, kernel: str, digest: str, base_digest: str, triton_version: str
 ) -> dict[str, list[ConfigReport]]:
     """What other variants of the same base compile to, as far as it is on record."""
     found: dict[str, list[ConfigReport]] = {}
-    source = KernelSource("source", target.kernel, "", "")
+    source = KernelSource("source", kernel, "", "")
     for known in store.known_binaries(target.name, base_digest, triton_version):
         if known.digest not in (digest, base_digest):
             job = CompileJob(source, known.config, known.arch)

@@ -8,10 +8,17 @@ from typing import Literal
 
 from orchestrator import push, serve, workspace
 from orchestrator.agent import copy_command
-from orchestrator.errors import ForeignEditError, LeaseHeldError, LeaseLostError, RevertError, WorkspaceError
+from orchestrator.errors import (
+    EngineError,
+    ForeignEditError,
+    LeaseHeldError,
+    LeaseLostError,
+    RevertError,
+    WorkspaceError,
+)
 from orchestrator.interrupts import shielded
 from orchestrator.records import Restoration, Snapshot, short
-from orchestrator.session import Session, look
+from orchestrator.session import Session, look, open_here
 
 EngineEnd = Literal["none", "stopped", "restarted"]
 
@@ -24,12 +31,29 @@ class Concluded:
     engine: EngineEnd
 
 
-def conclude(session: Session, *, force: bool = False, restart: bool = False) -> Concluded:
+def revert(session: Session, *, force: bool = False, restart: bool = False) -> Concluded:
+    """``conclude``, and starts the engine again on the baseline where that is wanted, or it ran before orch came.
+
+    Args:
+        restart: start it in any case.
+
+    Raises:
+        ForeignEditError, RevertError: as ``conclude``.
+        EngineError: the host is restored, and the engine is not: it did not start, or holds other bytes in memory.
+    """
+    concluded = conclude(session, force=force)
+    if restart:
+        restart_engine(session, concluded.restoration)
+    elif not give_engine_back(session, concluded.restoration):
+        return concluded
+    return Concluded(concluded.restoration, "restarted")
+
+
+def conclude(session: Session, *, force: bool = False) -> Concluded:
     """Puts the pristine bytes back, proves it by digest, and stops the engine that orch started.
 
     Args:
         force: overwrite a foreign edit (it is kept on the host) and end another's lease.
-        restart: start the engine again on the baseline.
 
     Raises:
         ForeignEditError: the file was edited behind orch's back; nothing was written.
@@ -52,14 +76,11 @@ def conclude(session: Session, *, force: bool = False, restart: bool = False) ->
         restoration = _restored(session, nonce, force=force)
         if nonce is not None:
             give_back(session, nonce)
-        for opened in session.store.open_deployments(session.target.name):
+        for opened in open_here(session):
             session.store.end_deployment(opened.id, "reverted")
         session.store.record_states(session.target.host, session.target, restoration.states, "revert", None)
         ended = end_engine(session)
     _require_baseline(session, restoration, stored)
-    if restart:
-        restart_engine(session, restoration)
-        ended = "restarted"
     return Concluded(restoration, ended)
 
 
@@ -104,21 +125,55 @@ def _require_baseline(session: Session, restoration: Restoration, stored: Snapsh
 
 
 def end_engine(session: Session) -> EngineEnd:
-    """Stops the engine that orch started, whatever it holds in memory, and with it any load that a killed orch left."""
-    process = serve.running(session.remote, session.engine)
-    if process is None:
+    """Stops the engine that orch started, whatever it holds in memory, and with it any load that a killed orch left.
+
+    One that only its user can start is left running: ``give_engine_back`` restarts it. Workers whose leader has died are
+    ended too.
+    """
+    if not session.engine.launcher.can_be_stopped:
         return "none"
-    session.say("stop", f"stopping {session.engine.name}: it holds {short(process.deployed_digest)} in memory")
-    serve.stop(session.remote, session.engine)
-    return "stopped"
+    process = serve.running(session.remote, session.engine)
+    if process is not None:
+        session.say("stop", f"stopping {session.engine.name}: it holds {short(process.deployed_digest)} in memory")
+    was_stopped = serve.stop(session.remote, session.engine, told=lambda line: session.say("stop", line))
+    return "stopped" if was_stopped or process is not None else "none"
 
 
-def restart_engine(session: Session, restoration: Restoration) -> None:
-    """Starts the engine on the restored files, and waits until it is ready.
+def give_engine_back(session: Session, restoration: Restoration) -> bool:
+    """Starts the engine on the restored files where it ran before orch came, or holds others in memory.
+
+    Returns:
+        Whether it was started.
+
+    Raises:
+        EngineError: it did not start, or nobody is there who could start it.
+    """
+    engine, digest = session.engine, restoration.digest
+    if engine.launcher.runs_command:
+        return False
+    changes = [state.ctime_s for state in restoration.states if state.ctime_s is not None]
+    changed_s = max(changes) if changes and not restoration.was_clean else None
+    if not serve.owes_start(session.remote, engine, digest=digest, changed_s=changed_s):
+        return False
+    try:
+        serve.require_restartable(engine, is_attended=session.ask is not None)
+    except EngineError as exc:
+        raise EngineError(
+            f"{session.target.host}: {session.target.name} is restored, but engine {engine.name} began before that and "
+            "holds other bytes in memory",
+            next_step="restart it by hand; `orch status` tells since when it runs",
+        ) from exc
+    return restart_engine(session, restoration)
+
+
+def restart_engine(session: Session, restoration: Restoration) -> bool:
+    """Starts the engine on the restored files, and waits until it is ready; returns true.
 
     Raises:
         EngineError: it did not start; the host is restored all the same.
     """
     session.say("start", f"starting {session.engine.name} on the baseline")
-    process = serve.start(session.remote, session.engine, deployed_digest=restoration.digest)
+    digest, ask = restoration.digest, session.ask
+    process = serve.start(session.remote, session.engine, deployed_digest=digest, ask=ask)
     serve.wait_ready(session.remote, session.engine, process)
+    return True

@@ -25,7 +25,7 @@ from orchestrator.experiment.guards import reconcile, refuse_foreign_lease, want
 from orchestrator.interrupts import shielded
 from orchestrator.project import holder
 from orchestrator.records import Deployment, SourceFile, Variant, short
-from orchestrator.session import BASELINE, Live, Session, look
+from orchestrator.session import BASELINE, Live, Session, look, open_here
 
 PUSH_TTL_S = 3600.0
 """How long a pushed variant stays without anybody renewing; then the host restores itself."""
@@ -63,6 +63,7 @@ def deploy(
         LeaseHeldError: somebody else holds the target.
         InterruptedError_: Ctrl-C; the host was put back.
     """
+    serve.require_restartable(session.engine, is_attended=session.ask is not None)
     baseline = session.baseline()
     if variant.base_digest != baseline.digest:
         raise VariantError(
@@ -155,7 +156,7 @@ def _put_back(session: Session, nonce: str) -> str:
     restored = push.revert(session.remote, session.target, nonce=nonce)
     with contextlib.suppress(LeaseLostError):
         push.unlock(session.remote, session.target, nonce=nonce)
-    for opened in session.store.open_deployments(session.target.name):
+    for opened in open_here(session):
         if opened.nonce == nonce:
             session.store.end_deployment(opened.id, "reverted", error="interrupted")
     return restored.digest

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.designs import Admission, Analysis, ArmAnalysis, ExperimentRecord, Plan, StartRecord
+from orchestrator.errors import OrchError
 from orchestrator.experiment import blocks
 from orchestrator.metrics import METRICS
 from orchestrator.records import LoadResult
@@ -71,6 +72,12 @@ def recovered(n_abandoned: int, why_not: str, is_torn: bool, *, is_taken_over: b
         what = "the start under way is made again" + (f", {why_not}" if why_not else "")
     facts = {"n_starts": n_abandoned, "is_taken_over": is_taken_over, "why_not": why_not or None}
     return f"an earlier orch ended before its time: {what}", facts
+
+
+def node_lost(error: OrchError) -> Told:
+    """A node that is out of reach, while others go on."""
+    facts = {"reason": error.message, "evidence": list(error.evidence[-N_EVIDENCE_LINES:])}
+    return f"out of reach: {error.message}; its block is made again on another node", facts
 
 
 def start_counts(plan: Plan, start: StartRecord, trial_id: int, loads: list[LoadResult], admission: Admission) -> Told:

@@ -8,7 +8,7 @@ from orchestrator import workspace
 from orchestrator.errors import LeaseHeldError, StaleBaseError
 from orchestrator.pull import pull
 from orchestrator.records import Snapshot, SourceFile, manifest_digest, short
-from orchestrator.session import BASELINE, Live, Session, look
+from orchestrator.session import BASELINE, Live, Session, look, open_here
 from orchestrator.store import LookSource
 
 
@@ -21,8 +21,10 @@ def reconcile(session: Session, live: Live) -> Live:
     if not session.is_locked:
         return live
     store, n_ended = session.store, 0
-    store.fail_running_trials(session.target.name, "its controller was gone before the end")
-    for opened in store.open_deployments(session.target.name):
+    store.fail_running_trials(
+        session.target.name, "its controller was gone before the end", session.target.host if session.is_node else None
+    )
+    for opened in open_here(session):
         is_leased = live.lease is not None and live.lease.nonce == opened.nonce
         if is_leased and opened.status != "pushed" and opened.digest == live.digest and not live.is_clean:
             store.end_deployment(opened.id, "pushed", error="its controller was gone before it said so")

@@ -11,10 +11,10 @@ from typing import Any
 
 from orchestrator.designs import Analysis, ExperimentRecord, StartRecord, TelemetrySample
 from orchestrator.errors import ExperimentError
-from orchestrator.records import Workload
+from orchestrator.records import AutotuneWinner, Workload
 from orchestrator.report.document import analysis_from_document
 from orchestrator.report.experiment_data import ExperimentReport, Fact, LoadReport, StartReport
-from orchestrator.report.summaries import changed_facts
+from orchestrator.report.summaries import changed_facts, winners_seen
 from orchestrator.store import Store
 from orchestrator.version import VERSION
 
@@ -81,10 +81,11 @@ class _Trial:
     loads: tuple[LoadReport, ...]
     load_ids: tuple[int, ...]
     client: str | None
+    winners: tuple[AutotuneWinner, ...] | None
 
 
 _TRIALS = """
-    SELECT trials.id, loaded_digest, trials.started_at, trials.ended_at, workload, facts FROM trials
+    SELECT trials.id, loaded_digest, trials.started_at, trials.ended_at, workload, facts, autotune_winners FROM trials
     JOIN experiment_starts AS starts ON starts.trial_id = trials.id
     LEFT JOIN environments ON environments.id = environment_id
     WHERE starts.experiment_id = ?
@@ -106,7 +107,7 @@ def _trials(store: Store, experiment_id: int) -> dict[int, _Trial]:
 
 
 def _trial(row: tuple[Any, ...], loads: list[tuple[Any, ...]]) -> _Trial:
-    _, loaded_digest, started_at, ended_at, workload, facts = row
+    _, loaded_digest, started_at, ended_at, workload, facts, winners = row
     client = next((f"{one[4]} {one[5]}" for one in loads), None)
     return _Trial(
         loaded_digest=loaded_digest,
@@ -117,6 +118,7 @@ def _trial(row: tuple[Any, ...], loads: list[tuple[Any, ...]]) -> _Trial:
         loads=tuple(_loads(loads)),
         load_ids=tuple(dict.fromkeys(one[1] for one in loads)),
         client=client,
+        winners=None if winners is None else tuple(AutotuneWinner(**one) for one in json.loads(winners)),
     )
 
 
@@ -140,6 +142,7 @@ def _start(store: Store, record: StartRecord, trials: Mapping[int, _Trial]) -> S
         telemetry=tuple(sorted(samples, key=lambda sample: (sample.at_s, sample.gpu))),
         facts=trial.facts,
         client=trial.client,
+        winners=trial.winners,
     )
 
 
@@ -152,6 +155,9 @@ def _warnings(
     """What the analysis cannot know: the facts changed on the way, or the experiment has not ended well."""
     for name, values in changed_facts(starts).items():
         yield f"{name.replace('_', ' ')} changed between starts: {' → '.join(values)}"
+    for (arm, kernel, _), configs in winners_seen(starts).items():
+        if len(configs) > 1:
+            yield f"the autotuner chose other configs of {kernel} between starts of {arm}: {' → '.join(configs)}"
     if experiment.status in ("planned", "running"):
         yield f"the experiment is {experiment.status}: what stands here is not its end"
     elif looks and not looks[-1].is_final:

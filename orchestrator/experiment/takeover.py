@@ -20,6 +20,7 @@ from orchestrator.experiment.trial import (
     Hold,
     LoadWatch,
     Trial,
+    as_served,
     counter_pairs,
     ending,
     held,
@@ -73,7 +74,8 @@ def offered(
     found = "none"
     if following is not None:
         run_dir = run_dir_of(session, trial_id, following)
-        found = bench.find_load(session.remote, session.engine, workload, following, run_dir=run_dir)
+        engine = as_served(session.engine, recorded.facts or {})
+        found = bench.find_load(session.remote, engine, workload, following, run_dir=run_dir)
     if found == "other":
         return None, "its load is not the one that this orch would make"
     return Handover(recorded, live, process, done, following if found == "same" else None), ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator import bench, provenance, push, serve, telemetry
 from orchestrator.designs import EngineCounters, TelemetrySample
@@ -12,10 +12,13 @@ from orchestrator.errors import EngineDiedError, InterruptedError_, LeaseLostErr
 from orchestrator.experiment.guards import reconcile, refuse_foreign_lease, wanted_files, with_diff
 from orchestrator.interrupts import shielded
 from orchestrator.project import holder
-from orchestrator.records import LoadProgress, LoadResult, Progress, Service, Workload, short
-from orchestrator.session import BASELINE, Live, Session, look
+from orchestrator.records import Engine, LoadProgress, LoadResult, Progress, Service, Workload, short
+from orchestrator.session import BASELINE, Live, Session, look, open_here
 from orchestrator.store import MOMENTS, Moment, TrialStatus
 
+TOLD = {"TRITON_PRINT_AUTOTUNING": "1", "PYTHONUNBUFFERED": "1"}
+"""Has Triton write into the engine's log which config its autotuner chose, and Python not keep it back until its end;
+the inventory's own values win."""
 TRIAL_TTL_S = 120.0
 """How long the lease of a baseline's trial outlives a controller that died."""
 
@@ -80,6 +83,26 @@ def trial(
 ) -> Trial:
     """Restarts the engine on what is live, proves what it loaded, loads it at each concurrency, and stores all of it.
 
+    Arguments and errors are those of ``trials``.
+    """
+    (one,) = trials(session, (workload,), concurrencies, keep_running=keep_running, on_load=on_load, hold=hold)
+    return one
+
+
+def trials(
+    session: Session,
+    workloads: Sequence[Workload],
+    concurrencies: Sequence[int],
+    *,
+    keep_running: bool = False,
+    on_load: LoadWatch | None = None,
+    hold: Hold | None = None,
+) -> list[Trial]:
+    """As ``trial``, with several workloads on one start: one after the other at each concurrency.
+
+    The start is on record once for each workload, with the same process. At each next concurrency another workload
+    goes first, in turn, so that none has always the coldest or the busiest engine.
+
     Args:
         keep_running: leave the engine running at the end.
         on_load: told of the progress of each load.
@@ -91,9 +114,10 @@ def trial(
         EngineError: it did not start, died, or loaded other bytes; the trial is stored as failed.
         InterruptedError_: Ctrl-C; load and engine were stopped, the trial is stored as failed. A pushed variant stays.
     """
+    serve.require_restartable(session.engine, is_attended=session.ask is not None)
     live = arm_on_host(session)
     try:
-        return _measure(session, live, workload, concurrencies, keep_running, on_load, hold or Hold())
+        return _measure(session, live, workloads, concurrencies, keep_running, on_load, hold)
     except KeyboardInterrupt:
         stays = live.name if live.deployment is not None and not live.is_clean else None
         what = f"{stays} stays live on {session.target.host} under its lease" if stays else "the host is as it was"
@@ -101,60 +125,122 @@ def trial(
             f"interrupted: the load and the engine were stopped, and no number counts as measured; {what}",
             next_step="`orch bench` measures it again, `orch revert` restores the host" if stays else None,
         ) from None
+    finally:
+        if hold is None and live.is_clean:
+            _bring_back(session, live)
+
+
+def _is_as_before(session: Session, live: Live) -> bool:
+    """Whether the engine runs on the baseline, and ran before orch came: a unit or a container that serves others."""
+    is_service = not session.engine.launcher.runs_command
+    return is_service and live.is_clean and serve.ran_before(session.remote, session.engine)
+
+
+def _bring_back(session: Session, live: Live) -> None:
+    """Has an engine started again that ran before orch came and had to be stopped; nobody waits until it is ready."""
+    engine, digest = session.engine, live.digest
+    if engine.launcher.runs_command or digest is None:
+        return
+    try:
+        if serve.owes_start(session.remote, engine, digest=digest, changed_s=None):
+            session.say("start", f"starting {engine.name} again, on the baseline")
+            serve.start(session.remote, engine, deployed_digest=digest, ask=session.ask)
+    except OrchError as exc:  # what ended the trial is told by its own error
+        session.say("start", f"{engine.name} does not run, and ran before: {exc.message}")
 
 
 def _measure(
     session: Session,
     live: Live,
-    workload: Workload,
+    workloads: Sequence[Workload],
     concurrencies: Sequence[int],
     keep_running: bool,
     on_load: LoadWatch | None,
-    hold: Hold,
-) -> Trial:
-    assert live.digest is not None
-    assert live.name is not None
+    hold: Hold | None,
+) -> list[Trial]:
+    hold, is_alone = hold or Hold(), hold is None
     with held(session, live, hold) as (deployment_id, keeper):
-        started = Trial(
-            session.store.begin_trial(
-                target=session.target.name,
-                host=session.target.host,
-                variant=live.name,
-                digest=live.digest,
-                digest_before=live.digest,
-                deployment_id=deployment_id,
-                workload=workload,
-            ),
-            live.name,
-            live.digest,
-        )
-        hold.on_begin(started.trial_id)
-        with ending(session, started, keep_running=keep_running):
-            started.service = _start_proved(session, live, started.trial_id)
-            for concurrency in concurrencies:
-                load_once(session, started, workload, concurrency, keeper, on_load)
-            settle(session, live, started)
+        started = [_begun(session, live, deployment_id, workload) for workload in workloads]
+        first, *others = started
+        for one in started:
+            hold.on_begin(one.trial_id)
+        with contextlib.ExitStack() as ends:
+
+            def is_kept() -> bool:
+                return keep_running or (is_alone and _is_as_before(session, live))
+
+            ends.enter_context(ending(session, first, is_kept))
+            for one in others:
+                ends.enter_context(_recording(session, one))
+            first.service = _start_proved(session, live, first.trial_id)
+            for one in others:
+                one.service = first.service
+                session.store.record_service(one.trial_id, first.service)
+            for turn, concurrency in enumerate(concurrencies):
+                for i in in_turn(len(workloads), turn):
+                    load_once(session, started[i], workloads[i], concurrency, keeper, on_load)
+            for one in started:
+                settle(session, live, one)
     return started
 
 
-@contextlib.contextmanager
-def ending(session: Session, started: Trial, *, keep_running: bool = False) -> Iterator[None]:
-    """Stops the engine and closes the record of a start, however its loads end.
+def in_turn(n: int, turn: int) -> list[int]:
+    """``0 … n − 1``, with another one first at each turn."""
+    return [(turn + i) % n for i in range(n)]
 
-    Args:
-        keep_running: leave the engine running, when the start is good.
-    """
+
+def _begun(session: Session, live: Live, deployment_id: int, workload: Workload) -> Trial:
+    """A start that is on record as running."""
+    assert live.digest is not None
+    assert live.name is not None
+    trial_id = session.store.begin_trial(
+        target=session.target.name,
+        host=session.target.host,
+        variant=live.name,
+        digest=live.digest,
+        digest_before=live.digest,
+        deployment_id=deployment_id,
+        workload=workload,
+    )
+    return Trial(trial_id, live.name, live.digest)
+
+
+@contextlib.contextmanager
+def _recording(session: Session, started: Trial) -> Iterator[None]:
+    """Closes a further record of a start whose engine somebody else stops."""
+    try:
+        with _noting_failure(started):
+            yield
+    finally:
+        with shielded("closing the record"):
+            _end_trial(session, started)
+
+
+@contextlib.contextmanager
+def _noting_failure(started: Trial) -> Iterator[None]:
     try:
         yield
     except BaseException as exc:
         started.status = "failed"
         started.reasons = ("interrupted",) if isinstance(exc, KeyboardInterrupt) else (str(exc),)
         raise
+
+
+@contextlib.contextmanager
+def ending(session: Session, started: Trial, is_kept: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Stops the engine and closes the record of a start, however its loads end.
+
+    Args:
+        is_kept: whether to leave the engine running; asked when the start is good.
+    """
+    try:
+        with _noting_failure(started):
+            yield
     finally:
         with shielded("stopping the engine"):
-            if not keep_running or started.status == "failed":
+            if session.engine.launcher.can_be_stopped and (started.status == "failed" or not is_kept()):
                 session.say("stop", f"stopping {session.engine.name}")
-                serve.stop(session.remote, session.engine)
+                serve.stop(session.remote, session.engine, told=lambda line: session.say("stop", line))
             _end_trial(session, started)
 
 
@@ -167,7 +253,7 @@ def arm_on_host(session: Session) -> Live:
     """
     baseline = session.baseline()
     expected = {file.name: file.digest for file in baseline.files}
-    deployed_before = session.store.open_deployments(session.target.name)
+    deployed_before = open_here(session)
     live = reconcile(session, look(session, "bench-before"))
     refuse_foreign_lease(session, live)
     pushed = [d.variant for d in deployed_before if d.variant != BASELINE and d.status == "pushed"]
@@ -251,13 +337,21 @@ def _start_proved(session: Session, live: Live, trial_id: int) -> Service:
     """Restart → ready → prove. No number is stored before this returns."""
     engine, remote = session.engine, session.remote
     assert live.digest is not None
-    if serve.running(remote, engine) is not None:
+    if engine.launcher.can_be_stopped and serve.running(remote, engine) is not None:
         session.say("stop", f"stopping {engine.name} to restart it")
-        serve.stop(remote, engine)
+        serve.stop(remote, engine, told=lambda line: session.say("stop", line))
     provenance.remove_stale_bytecode(remote, session.target, engine)
     cache_dir = provenance.triton_cache_dir(remote.scratch_dir(), session.target, live.digest)
     session.say("start", f"starting {engine.name} on {live.name} {short(live.digest)}")
-    process = serve.start(remote, engine, deployed_digest=live.digest, env={"TRITON_CACHE_DIR": cache_dir})
+    env = {"TRITON_CACHE_DIR": cache_dir, **{name: value for name, value in TOLD.items() if name not in engine.env}}
+    process = serve.start(
+        remote,
+        engine,
+        deployed_digest=live.digest,
+        env=env,
+        ask=session.ask,
+        on_wait=lambda seconds: session.report(Progress("start", f"waiting for {engine.name}", elapsed_s=seconds)),
+    )
     ready_after_s = serve.wait_ready(
         remote,
         engine,
@@ -279,6 +373,12 @@ def _start_proved(session: Session, live: Live, trial_id: int) -> Service:
 def run_dir_of(session: Session, trial_id: int, concurrency: int) -> str:
     """The folder of a load on its host."""
     return f"{session.remote.scratch_dir()}/runs/{session.target.name}-{trial_id}-c{concurrency}"
+
+
+def as_served(engine: Engine, facts: Mapping[str, str | int | float | None]) -> Engine:
+    """The engine as a load client must know it: with the model's name that it told where the inventory has none."""
+    told = facts.get("model")
+    return engine if engine.model is not None or told is None else replace(engine, model=str(told))
 
 
 def load_once(
@@ -310,7 +410,7 @@ def load_once(
     with _watched(session, started, concurrency, run_dir, joins=joins):
         load = make(
             session.remote,
-            session.engine,
+            as_served(session.engine, started.service.environment.facts if started.service else {}),
             workload,
             concurrency,
             run_dir=run_dir,
@@ -396,8 +496,11 @@ def _contamination(session: Session, live: Live, started: Trial) -> list[str]:
 
 
 def _look_at_triton_cache(session: Session, started: Trial) -> provenance.TritonCache | None:
-    """What Triton compiled for this start. Evidence only: where it cannot be had, it is stored as not measured."""
-    if started.service is None:
+    """What Triton compiled for this start. Evidence only: where it cannot be had, it is stored as not measured.
+
+    So it is where orch gave the engine no cache of its own: what lies in a shared one may be another variant's.
+    """
+    if started.service is None or not session.engine.launcher.runs_command:
         return None
     with contextlib.suppress(OrchError):
         found = provenance.triton_cache(session.remote, session.engine, session.target, started.service)
@@ -418,6 +521,7 @@ def _end_trial(session: Session, started: Trial) -> None:
         reasons=started.reasons,
         digest_after=started.digest_after,
         triton_kernels=None if compiled is None else compiled.kernels,
+        autotune_winners=None if compiled is None else compiled.winners,
     )
     if compiled is not None:
         with contextlib.suppress(OrchError):

@@ -9,6 +9,7 @@ on the host they live in memory under the package name ``orch_host``, and nothin
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,17 +34,18 @@ print(json.dumps(module.main(bundle["request"])))
 """
 """Run by ``python -c``: makes the modules of the bundle, in order, and calls ``main`` of the last."""
 
-_CONTROL = ("masking", "process_table", "engine_state")
+_CONTROL = ("masking", "process_table", "launching", "engine_state")
+_LAUNCHERS = ("launch_command", "launch_systemd", "launch_container", "launch_manual", "launchers")
 PROGRAMS = {
-    "start": (*_CONTROL, "start"),
-    "status": (*_CONTROL, "status"),
+    "start": (*_CONTROL, *_LAUNCHERS, "shared_memory", "stop", "start"),
+    "status": (*_CONTROL, *_LAUNCHERS, "status"),
     "ready": (*_CONTROL, "http_get", "ready"),
-    "stop": (*_CONTROL, "stop"),
-    "restore": (*_CONTROL, "stop", "restore"),
-    "probe": (*_CONTROL, "http_get", "interpreter", "bytecode", "probe"),
+    "stop": (*_CONTROL, *_LAUNCHERS, "shared_memory", "stop"),
+    "restore": (*_CONTROL, *_LAUNCHERS, "shared_memory", "stop", "start", "restore"),
+    "probe": (*_CONTROL, "shared_memory", "http_get", "interpreter", "bytecode", "probe"),
     "facts": (*_CONTROL, "http_get", "engine_answers", "interpreter", "facts"),
-    "triton_cache": (*_CONTROL, "triton_cache"),
-    "survey": (*_CONTROL, "interpreter", "survey"),
+    "triton_cache": (*_CONTROL, "autotune_log", "triton_cache"),
+    "survey": (*_CONTROL, *_LAUNCHERS, "interpreter", "survey"),
     "telemetry": (*_CONTROL, "telemetry"),
     "engine_counters": ("http_get", "engine_answers", "engine_counters"),
     "try_variant": (*_CONTROL, "interpreter", "scratch", "supervised", "try_variant"),
@@ -56,10 +58,13 @@ _INTERPRETER_PROGRAMS = {
     "survey": ("resolve", "versions", "outfit"),
     "try_variant": ("import_variant",),
 }
-_NO_PYTHON = 127
+_NO_PYTHON, _NO_SUDO = 127, 126
 _RUN = """
+# $1 the interpreter, $2 the program, $3 sudo or empty
 command -v "$1" >/dev/null 2>&1 || exit 127
-exec "$1" -I -S -c "$2"
+[ -n "$3" ] || exec "$1" -I -S -c "$2"
+sudo -n true || exit 126
+exec sudo -n "$1" -I -S -c "$2"
 """
 
 
@@ -97,9 +102,15 @@ def run_program(
         EngineError: there is no such Python on the host.
         RemoteCommandError: the program failed; the evidence is its last lines.
     """
-    done = remote.run(
-        _RUN, [engine.python, BOOTSTRAP], stdin=bundle(program, request).encode("ascii"), timeout_s=timeout_s
-    )
+    content = bundle(program, {**request, "launcher": launcher_settings(engine)}).encode("ascii")
+    sudo = "sudo" if engine.launcher.sudo else ""
+    done = remote.run(_RUN, [engine.python, BOOTSTRAP, sudo], stdin=content, timeout_s=timeout_s)
+    if done.exit_code == _NO_SUDO and sudo:
+        raise EngineError(
+            f"{remote.host.name}: engine {engine.name} has sudo: true, and `sudo -n` is refused there",
+            next_step="allow it without a password for this login, or log in as root and leave sudo: out",
+            evidence=done.stderr.decode("utf-8", "backslashreplace").splitlines()[-5:],
+        )
     if done.exit_code == _NO_PYTHON:
         raise EngineError(
             f"{remote.host.name}: engine {engine.name} has python {engine.python}, and it cannot be run there",
@@ -111,6 +122,13 @@ def run_program(
             evidence=done.stderr.decode("utf-8", "backslashreplace").splitlines()[-25:],
         )
     return json.loads(done.stdout)
+
+
+def launcher_settings(engine: Engine) -> dict[str, Any]:
+    """The launcher's keys as its program on the host takes them; how to get into its container, where it has one."""
+    launcher = engine.launcher
+    enter = [launcher.runtime, "exec", "-i", str(launcher.name)] if launcher.kind == "container" else []
+    return {**asdict(launcher), "enter": enter}
 
 
 def engine_port(engine: Engine) -> int:

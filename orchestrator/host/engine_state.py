@@ -7,6 +7,8 @@ A process belongs to the engine when one of these holds:
 - it was seen before: same pid, same start;
 - it is in the leader's session or process group;
 - its environment carries the mark that the engine was started with (a daemon keeps it whatever session it makes);
+- it is in the engine's own control group (a unit's, a container's), or below it;
+- it runs the leader's program in the leader's process group, where somebody else had started the engine;
 - it descends from one of those.
 
 Nothing is ever taken for the engine's by its pid alone.
@@ -14,17 +16,20 @@ Nothing is ever taken for the engine's by its pid alone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 import tempfile
-from typing import Any, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
-from . import masking, process_table
+from . import launching, masking, process_table
 from .process_table import Process
 
-MARK = "ORCH_ENGINE"
 RECORD_NAME = "process.json"
+MARK = launching.MARK
 MEMBERS_NAME = "members.json"
+LOG_TIMEOUT_S = 20.0
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 Record = Dict[str, Any]
@@ -66,12 +71,30 @@ def _read_json(state_dir: str, name: str) -> Any:
 
 
 def _write_json(state_dir: str, name: str, content: Any) -> None:
-    os.makedirs(state_dir, mode=0o700, exist_ok=True)
+    owner = _make_folder(state_dir)
     descriptor, path = tempfile.mkstemp(dir=state_dir, prefix=name + ".")
     with os.fdopen(descriptor, "w") as file:
         json.dump(content, file, indent=1)
         file.write("\n")
+        if owner != os.geteuid():
+            os.fchown(file.fileno(), owner, -1)
     os.replace(path, os.path.join(state_dir, name))
+
+
+def _make_folder(path: str) -> int:
+    """Makes a folder with its parents, for the owner of the one that was there: root may do this for a login.
+
+    Returns:
+        The owner.
+    """
+    if os.path.isdir(path):
+        return os.stat(path).st_uid
+    owner = _make_folder(os.path.dirname(path))
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    if owner != os.geteuid():
+        os.chown(path, owner, -1)
+    return owner
 
 
 def leader(record: Record, table: Iterable[Process]) -> Optional[Process]:
@@ -121,6 +144,7 @@ def _by_identity(record: Record, candidates: List[Process], seen: Set[Tuple[int,
     """Those that need no ancestor to be told by."""
     namesake = next((one for one in candidates if one.pid == record["pid"]), None)
     is_reused = namesake is not None and namesake.start != record["start"]
+    is_companion = _companions(record, None if is_reused else namesake)
     return [
         one
         for one in candidates
@@ -128,7 +152,34 @@ def _by_identity(record: Record, candidates: List[Process], seen: Set[Tuple[int,
         or (one.pid == record["pid"] and one.start == record["start"])
         or (not is_reused and _is_grouped(one, record) and _may_be_ours(one, record, namesake is not None))
         or _is_marked(one.pid, record["mark"])
+        or _is_in_own_group(one, record)
+        or is_companion(one)
     ]
+
+
+def _is_in_own_group(one: Process, record: Record) -> bool:
+    """Whether a process is in the control group that only the engine has."""
+    own = record.get("cgroup")
+    if not own:
+        return False
+    return any(path == own or path.startswith(own + "/") for path in launching.group_of(one.pid))
+
+
+def _companions(record: Record, first: Optional[Process]) -> Callable[[Process], bool]:
+    """Tells the processes that run the leader's program beside it; none where orch itself made the leader's group."""
+    program = program_of(first.pid) if first is not None and record.get("group") is not None else None
+    if program is None:
+        return lambda one: False
+    return lambda one: one.group == record["group"] and program_of(one.pid) == program
+
+
+def program_of(pid: int) -> Optional[Tuple[int, int]]:
+    """Device and inode of a process's program file; None when it cannot be read."""
+    try:
+        found = os.stat("%s/%d/exe" % (process_table.PROC, pid))
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino)
 
 
 def _is_grouped(one: Process, record: Record) -> bool:
@@ -153,11 +204,15 @@ def _is_marked(pid: int, mark: str) -> bool:
     return environment.get(MARK, "").rpartition("#")[0] == mark.rpartition("#")[0]
 
 
-def describe_listeners(port: int, ours: Iterable[int]) -> List[Dict[str, Any]]:
-    """Who listens on a port, for people: pid, command line without secrets, and whether it is the engine's."""
+def describe_listeners(port: int, ours: Iterable[int], network_of: Optional[int] = None) -> List[Dict[str, Any]]:
+    """Who listens on a port, for people: pid, command line without secrets, and whether it is the engine's.
+
+    Args:
+        network_of: a process whose network is meant; None: this host's.
+    """
     own = set(ours)
     described = []
-    for listener in process_table.listeners(port, likely=own):
+    for listener in process_table.listeners(port, likely=own, network_of=network_of):
         pid = next((pid for pid in listener.pids if pid in own), listener.pids[0] if listener.pids else None)
         described.append({"pid": pid, "command": command_of(pid), "is_ours": pid in own})
     return described
@@ -172,8 +227,12 @@ def command_of(pid: Optional[int]) -> Optional[str]:
     return text.encode("utf-8", "backslashreplace").decode()[: process_table.MAX_COMMAND_LENGTH]
 
 
-def log_tail(path: str, n_lines: int, max_bytes: int = 1 << 16) -> List[str]:
-    """The last lines of a log; none when it does not exist."""
+def log_tail(path: Optional[str], n_lines: int, max_bytes: int = 1 << 16) -> List[str]:
+    """The last lines of a log, or of what the command tells that shows it; none when there is none."""
+    if path is None:
+        return []
+    if not path.startswith("/"):
+        return launching.said(shlex.split(path), LOG_TIMEOUT_S)[-n_lines:]
     try:
         with open(path, "rb") as file:
             size_bytes = file.seek(0, os.SEEK_END)

@@ -23,8 +23,9 @@ Fact = Union[str, int, float, None]
 DISTRIBUTIONS = ("torch", "triton", "pytorch-triton", "sglang", "vllm")
 ENGINES = ("sglang", "vllm")
 RECORDED_VARIABLES = re.compile(r"(CUDA|TRITON|TORCH|VLLM|SGLANG|SGL|NCCL|OMP)_\w+|TORCH\w*|PYTHONPATH|HF_HUB_OFFLINE")
-LEFT_OUT_VARIABLES = frozenset(["TRITON_CACHE_DIR"])
-"""Differs from variant to variant on purpose, so it must not make two arms incomparable."""
+LEFT_OUT_VARIABLES = frozenset(["TRITON_CACHE_DIR", "TRITON_PRINT_AUTOTUNING"])
+"""The first differs from variant to variant on purpose, so it must not make two arms incomparable; the second only
+makes Triton say what it chose."""
 
 _GPU_COLUMNS = (
     "uuid",

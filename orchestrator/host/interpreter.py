@@ -1,7 +1,8 @@
 """How the engine's Python was really started: its flags, its environment, the first entry of its ``sys.path``.
 
 Read from the running process, for a launcher script may have set what the inventory does not know. Questions that
-depend on them (where does a module come from?) are then put to a second interpreter that is started the same way.
+depend on them (where does a module come from?) are then put to a second interpreter that is started the same way: in
+the engine's container, where it runs in one, for only there its Python and its paths mean anything.
 """
 
 from __future__ import annotations
@@ -17,6 +18,20 @@ from . import process_table
 from .process_table import Process
 
 TIMEOUT_S = 60.0
+MAX_LINKS = 40
+_INSIDE = """
+import json, os, sys
+def first_line():
+    line = b""
+    while not line.endswith(b"\\n"):
+        line += os.read(0, 1) or sys.exit("no input")
+    return json.loads(line.decode("ascii"))
+order = first_line()
+os.chdir(order["cwd"])
+os.execve(order["argv"][0], order["argv"], order["env"])
+"""
+"""Run in the container: becomes the interpreter that the first line of its input describes, and leaves it the rest.
+The environment comes that way because a command line can be read by everybody."""
 _PYTHON_NAME = re.compile(r"^(python|pypy)[\d.]*$")
 
 
@@ -28,6 +43,7 @@ class Interpreter(NamedTuple):
         exe: that process's program file, by device and inode.
         flags: options before the program (``-O``, ``-X …``, ``-I``).
         first_path: what Python puts first on ``sys.path`` for that program, unless told not to.
+        enter: the command that runs what follows it inside the engine's container; empty on the host itself.
     """
 
     python: str
@@ -37,29 +53,35 @@ class Interpreter(NamedTuple):
     first_path: str
     environment: Dict[str, str]
     cwd: str
+    enter: Sequence[str] = ()
 
 
 def of_engine(request: Dict[str, Any], alive: Sequence[Process]) -> Interpreter:
     """The interpreter of the engine's first process that runs Python; without one, what the inventory says.
 
     Args:
-        request: ``python``, ``command``, ``cwd``, ``env`` of the inventory.
+        request: ``python``, ``command``, ``cwd``, ``env``, ``launcher`` of the inventory.
         alive: the engine's processes, the leader first.
     """
-    configured = dict(os.environ)
+    launcher = request.get("launcher", {})
+    enter = launcher.get("enter", [])
+    python = launcher["python"] if enter else request["python"]
+    configured = {} if enter else dict(os.environ)
     configured.update(request["env"])
     pid = next((one.pid for one in alive if _runs_python(one.pid)), None)
     arguments = process_table.arguments_of(pid) if pid is not None else []
     environment = (process_table.environment_of(pid) if pid is not None else None) or configured
     if not arguments or not _is_python(arguments[0]):  # no such process, or it renamed itself
-        arguments = _with_interpreter(request["command"], environment, request["python"])
-    cwd = _cwd_of(pid) or request["cwd"]
+        command = [python, "-m", "unknown"] if enter or not request["command"] else request["command"]
+        arguments = _with_interpreter(command, environment, python)
+    root = "%s/%d/root" % (process_table.PROC, pid) if enter and pid is not None else ""
+    cwd = _cwd_of(pid, root) or ("/" if enter else request["cwd"])
     flags, kind, program = split(arguments)
     first_path = cwd
     if kind == "script":
-        script = os.path.realpath(os.path.join(cwd, program))
-        first_path = os.path.dirname(script) if os.path.isfile(script) else script
-    return Interpreter(request["python"], pid, exe_of(pid), flags, first_path, environment, cwd)
+        script = follow(root or "/", os.path.join(cwd, program))
+        first_path = (os.path.dirname(script) if os.path.isfile(script) else script)[len(root) :]
+    return Interpreter(python, pid, exe_of(pid), flags, first_path, environment, cwd, enter)
 
 
 def _is_python(program: str) -> bool:
@@ -83,13 +105,13 @@ def exe_of(pid: Optional[int]) -> Optional[Tuple[int, int]]:
     return (found.st_dev, found.st_ino) if found else None
 
 
-def _cwd_of(pid: Optional[int]) -> Optional[str]:
-    """Where a process is now: a launcher may have gone elsewhere than the inventory says."""
+def _cwd_of(pid: Optional[int], root: str) -> Optional[str]:
+    """Where a process is now, as it sees it: a launcher may have gone elsewhere than the inventory says."""
     try:
         folder = os.readlink("/proc/%d/cwd" % pid) if pid is not None else None
     except OSError:
         return None
-    return folder if folder and os.path.isdir(folder) else None
+    return folder if folder and os.path.isdir(root + folder) else None
 
 
 def _with_interpreter(command: Sequence[str], environment: Dict[str, str], python: str) -> List[str]:
@@ -136,14 +158,20 @@ def ask(interpreter: Interpreter, request: Dict[str, Any], question: Dict[str, A
     Start-up files (``.pth``, ``sitecustomize``) run as they do in the engine, so they may print: the last line counts.
     """
     payload = json.dumps({"sources": request["inner_sources"], "request": question})
+    argv = [interpreter.python, *interpreter.flags, "-c", request["bootstrap"]]
+    cwd, environment = interpreter.cwd, interpreter.environment
+    if interpreter.enter:
+        payload = json.dumps({"argv": argv, "env": environment, "cwd": cwd}) + "\n" + payload
+        argv = [*interpreter.enter, interpreter.python, "-I", "-S", "-c", _INSIDE]
+        cwd, environment = "/", dict(os.environ)
     try:
         done = subprocess.run(
-            [interpreter.python, *interpreter.flags, "-c", request["bootstrap"]],
+            argv,
             input=payload.encode("ascii"),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd=interpreter.cwd,
-            env=interpreter.environment,
+            cwd=cwd,
+            env=environment,
             timeout=TIMEOUT_S,
             check=False,
         )
@@ -153,3 +181,30 @@ def ask(interpreter: Interpreter, request: Dict[str, Any], question: Dict[str, A
         last = done.stderr.decode("utf-8", "backslashreplace").strip().splitlines()[-1:]
         return {"error": "exit code %d: %s" % (done.returncode, "".join(last))}
     return json.loads(done.stdout.splitlines()[-1].decode("ascii"))
+
+
+def follow(root: str, path: str) -> str:
+    """The path, seen from here, that a process with that root means by ``path``: its symlinks start at its own root."""
+    if root == "/":
+        return os.path.realpath(path)
+    done: List[str] = []
+    todo = path.split("/")
+    n_links = 0
+    while todo:
+        part = todo.pop(0)
+        if part in ("", "."):
+            continue
+        if part == "..":
+            done = done[:-1]
+            continue
+        here = "/".join([root, *done, part])
+        if not os.path.islink(here):
+            done.append(part)
+            continue
+        n_links += 1
+        if n_links > MAX_LINKS:
+            raise OSError(0, "too many symbolic links")
+        link = os.readlink(here)
+        done = [] if link.startswith("/") else done
+        todo = link.split("/") + todo
+    return "/".join([root, *done])

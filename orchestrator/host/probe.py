@@ -9,16 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import bytecode, engine_state, http_get, interpreter, process_table
+from . import bytecode, engine_state, http_get, interpreter, process_table, shared_memory
+from .interpreter import follow
 from .process_table import Process
 
 CTIME_RESOLUTION_S = 0.01
 COARSE_S = 0.1
 ANSWER_TIMEOUT_S = 30.0
 MAX_ANSWER_BYTES = 1 << 24
-MAX_LINKS = 40
+_MOUNT_ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def main(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -26,6 +28,7 @@ def main(request: Dict[str, Any]) -> Dict[str, Any]:
     table = process_table.processes()
     record = engine_state.read_record(request["state_dir"])
     alive = engine_state.members(request["state_dir"], record, table) if record else []
+    shared_memory.note(request["state_dir"], alive)
     leader = engine_state.leader(record, alive) if record else None
     like_engine = interpreter.of_engine(request, alive)
     modules = [file["module"] for file in request["files"] if file["module"]]
@@ -37,9 +40,10 @@ def main(request: Dict[str, Any]) -> Dict[str, Any]:
         "pids": [one.pid for one in alive],
         "python_pid": like_engine.pid,
         "is_same_python": _is_same_python(like_engine, answer),
+        "runs_python": like_engine.pid is not None or _may_run_python(alive),
         "resolver_error": answer.get("error"),
         "sys_path": answer.get("sys_path"),
-        "files": [_file(file, answer, views) for file in request["files"]],
+        "files": [_file(file, answer, views, bool(like_engine.enter)) for file in request["files"]],
         "reported": _reported(request["loaded_url"]),
     }
 
@@ -51,16 +55,34 @@ def _is_same_python(like_engine: interpreter.Interpreter, answer: Dict[str, Any]
     return bool(list(like_engine.exe) == answer["exe"])
 
 
-def _file(file: Dict[str, Any], answer: Dict[str, Any], views: _Views) -> Dict[str, Any]:
-    """Everything that can be seen of one file of the target."""
+def _may_run_python(alive: List[Process]) -> bool:
+    """Whether a process of the engine may hold a Python interpreter: false only where each can be seen not to."""
+    return not alive or any(_may_be_python(one.pid) for one in alive)
+
+
+def _may_be_python(pid: int) -> bool:
+    try:
+        name = os.path.basename(os.readlink("%s/%d/exe" % (process_table.PROC, pid)))
+        with open("%s/%d/maps" % (process_table.PROC, pid), "rb") as file:
+            return name.startswith(("python", "pypy")) or b"/libpython" in file.read()
+    except OSError:
+        return True
+
+
+def _file(file: Dict[str, Any], answer: Dict[str, Any], views: _Views, is_inside: bool) -> Dict[str, Any]:
+    """Everything that can be seen of one file of the target.
+
+    Args:
+        is_inside: the engine is in a container, where the file may have another path than here.
+    """
     located = answer.get("modules", {}).get(file["module"], {}) if file["module"] else {"path": file["path"]}
     path = located.get("path") or file["path"]
     found = {
         "name": file["name"],
         "resolved_path": located.get("path"),
         "error": located.get("error"),
-        "is_target": _same_file(path, file["path"]),
-        "here": _state(_look("/", path)),
+        "is_target": views.are_of(path, file["path"]) if is_inside else _same_file(path, file["path"]),
+        "here": _state(_look("/", file["path"] if is_inside else path)),
         "views": views.of(path),
         "bytecode": None,
     }
@@ -102,33 +124,6 @@ def _state(looked: Tuple[Optional[_Look], str]) -> Dict[str, Any]:
     return {"digest": look.digest, "inode": [stat.st_dev, stat.st_ino], "ctime_s": stat.st_ctime, "error": None}
 
 
-def follow(root: str, path: str) -> str:
-    """The path, seen from here, that a process with that root means by ``path``: its symlinks start at its own root."""
-    if root == "/":
-        return os.path.realpath(path)
-    done: List[str] = []
-    todo = path.split("/")
-    n_links = 0
-    while todo:
-        part = todo.pop(0)
-        if part in ("", "."):
-            continue
-        if part == "..":
-            done = done[:-1]
-            continue
-        here = "/".join([root, *done, part])
-        if not os.path.islink(here):
-            done.append(part)
-            continue
-        n_links += 1
-        if n_links > MAX_LINKS:
-            raise OSError(0, "too many symbolic links")
-        link = os.readlink(here)
-        done = [] if link.startswith("/") else done
-        todo = link.split("/") + todo
-    return "/".join([root, *done])
-
-
 class _Views:
     """What each process of the engine sees under a path."""
 
@@ -144,8 +139,16 @@ class _Views:
             if still is None or still.start != one.start:
                 continue  # ended meanwhile: a short-lived child is no witness
             after = began_after(one, view["ctime_s"]) if view["digest"] else None
-            found.append(dict(view, pid=one.pid, started_s=one.started_s, started_after_change=after))
+            is_mount = _is_mount(one, path)
+            found.append(
+                dict(view, pid=one.pid, started_s=one.started_s, started_after_change=after, is_mount=is_mount)
+            )
         return found
+
+    def are_of(self, path: str, here: str) -> bool:
+        """Whether every process means by a path what is here under another; a mount by itself is judged by its view."""
+        roots = [(one, "%s/%d/root" % (process_table.PROC, one.pid)) for one in self.alive]
+        return all(_is_mount(one, path) or _same_file(_followed(root, path), here) for one, root in roots)
 
     def bytecode_of(self, path: str, cached_path: str, optimize: int) -> Dict[str, Any]:
         """The bytecode that Python would use: the worst that any process of the engine sees."""
@@ -162,6 +165,29 @@ class _Views:
             if worst["state"] != "stale":
                 worst.update(state=state, why=why)
         return worst
+
+
+def _followed(root: str, path: str) -> str:
+    """As ``follow``; the path itself where it leads nowhere."""
+    try:
+        return follow(root, path)
+    except OSError:
+        return path
+
+
+def _is_mount(one: Process, path: str) -> bool:
+    """Whether a file is mounted by itself for a process: such a mount keeps the file when another takes its name."""
+    root = _root(one)
+    inside = _followed(root, path)[len(root.rstrip("/")) :]
+    try:
+        with open("%s/%d/mountinfo" % (process_table.PROC, one.pid)) as file:
+            return any(_MOUNT_ESCAPE.sub(_unescaped, line.split(" ")[4]) == inside for line in file)
+    except OSError:
+        return False
+
+
+def _unescaped(found: Any) -> str:
+    return chr(int(found.group(1), 8))
 
 
 def _root(one: Process) -> str:

@@ -163,15 +163,16 @@ def ancestors_of_self(table: Iterable[Process]) -> Set[int]:
     return found
 
 
-def listeners(port: int, likely: Iterable[int] = ()) -> List[Listener]:
+def listeners(port: int, likely: Iterable[int] = (), network_of: Optional[int] = None) -> List[Listener]:
     """Who listens on a TCP port of this host.
 
     Args:
         likely: pids to look at first, which saves looking at all.
+        network_of: a process whose network is meant (a container may have its own); None: this one's.
     """
     if not has_proc():
         return _listeners_from_lsof(port)
-    sockets = _listening_sockets(port)
+    sockets = _listening_sockets(port, "" if network_of is None else "/%d" % network_of)
     owners: Dict[str, List[int]] = {inode: [] for inode in sockets}
     looked_at = set()
     for pid in [*likely, *(int(name) for name in os.listdir(PROC) if name.isdigit())]:
@@ -189,11 +190,11 @@ def can_see_listeners() -> bool:
     return has_proc() or shutil.which("lsof") is not None
 
 
-def _listening_sockets(port: int) -> Dict[str, str]:
+def _listening_sockets(port: int, process_folder: str) -> Dict[str, str]:
     """Inode of each listening socket on the port, and the address in hexadecimal as the kernel shows it."""
     sockets = {}
     for name in ("tcp", "tcp6"):
-        for line in _read("%s/net/%s" % (PROC, name)).decode("ascii", "replace").splitlines()[1:]:
+        for line in _read("%s%s/net/%s" % (PROC, process_folder, name)).decode("ascii", "replace").splitlines()[1:]:
             fields = line.split()
             address, _, hex_port = fields[1].rpartition(":")
             if fields[3] == _LISTEN and int(hex_port, 16) == port:

@@ -52,7 +52,9 @@ def _wait(request: Dict[str, Any], record: Dict[str, Any]) -> Tuple[str, Optiona
 
 def _listeners(request: Dict[str, Any], record: Dict[str, Any]) -> List[Dict[str, Any]]:
     alive = engine_state.members(request["state_dir"], record, process_table.processes())
-    return engine_state.describe_listeners(request["port"], ours=[one.pid for one in alive])
+    place = record.get("listens") or {"port": request["port"], "pid": None}
+    own = [one.pid for one in alive]
+    return engine_state.describe_listeners(place["port"], ours=own, network_of=place["pid"])
 
 
 def _strangers(request: Dict[str, Any], record: Dict[str, Any]) -> List[Dict[str, Any]]:

@@ -6,22 +6,27 @@ Observes only, and writes nothing; the controller judges.
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional, Tuple
 
-from . import engine_state, interpreter, process_table
+from . import engine_state, interpreter, launchers, launching, process_table
+from .launching import LaunchError
 from .process_table import Process
 
 
 def main(request: Dict[str, Any]) -> Dict[str, Any]:
     """Answers listeners on the port, live engines of orch's, and the outfit of the engine's and the client's Python."""
     table = process_table.processes()
+    kept, why_not = _kept(request, table)
     engines = [found for found in (_engine(folder, table) for folder in _folders(request["engines_dir"])) if found]
     own = next((found for found in engines if found["folder"] == request["state_dir"]), None)
-    alive = [one for one in table if own and one.pid in own["pids"]]
-    alive.sort(key=lambda one: own["pids"].index(one.pid) if own else 0)
+    pids = own["pids"] if own else [one.pid for one in kept]
+    alive = [one for one in table if one.pid in pids]
+    alive.sort(key=lambda one: pids.index(one.pid))
     return {
         "engines": engines,
-        "listeners": engine_state.describe_listeners(request["port"], ours=own["pids"] if own else ()),
+        "kept_pids": [one.pid for one in kept],
+        "launcher_error": why_not,
+        "listeners": engine_state.describe_listeners(request["port"], ours=pids),
         "can_see_listeners": process_table.can_see_listeners(),
         "engine_python": _engine_python(request, alive),
         "client_python": _client_python(request),
@@ -34,6 +39,21 @@ def _folders(engines_dir: str) -> List[str]:
         return sorted(os.path.join(engines_dir, name) for name in os.listdir(engines_dir))
     except OSError:
         return []
+
+
+def _kept(request: Dict[str, Any], table: List[Process]) -> Tuple[List[Process], Optional[str]]:
+    """What runs under the engine's unit, container or restart command now, the leader first; or why nobody can tell."""
+    launcher = launchers.of(request["launcher"])
+    try:
+        leader = launcher.present(request["port"], table)
+        if leader is None:
+            launcher.listens_at(request["port"])
+            return [], None
+        record = {"mark": "", "port": request["port"], "log_path": None, **launching.found(leader)}
+        record.update(launcher.describe(record, leader))
+    except LaunchError as exc:
+        return [], str(exc)
+    return engine_state.find_members(request["state_dir"], record, table), None
 
 
 def _engine(folder: str, table: List[Process]) -> Dict[str, Any]:

@@ -14,7 +14,7 @@ import json
 import os
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from . import engine_state, process_table
+from . import autotune_log, engine_state, process_table
 
 VARIABLE = "TRITON_CACHE_DIR"
 BINARIES = (".cubin", ".hsaco")
@@ -34,17 +34,21 @@ class Form(NamedTuple):
 def main(request: Dict[str, Any]) -> Dict[str, Any]:
     """Answers the folder that was read, one entry for each compiled form of ``request["kernel"]``, and the newest IR.
 
-    Of IR and metadata no more than ``max_forms`` and ``max_bytes`` are answered; ``n_left_out`` counts the rest.
+    Of IR and metadata no more than ``max_forms`` and ``max_bytes`` are answered; ``n_left_out`` counts the rest. Of no
+    kernel (None) there are no forms. ``winners`` are of all kernels, see ``autotune_log``.
     """
     record = engine_state.read_record(request["state_dir"])
     alive = engine_state.members(request["state_dir"], record, process_table.processes()) if record else []
     root, folder = _locate([one.pid for one in alive], request["cache_dir"])
-    forms = sorted(_forms(root + folder, request["kernel"]), key=lambda form: (-form.written_s, form.key))
-    entries = [_entry(form, request["kernel"]) for form in forms]
+    kernel = request["kernel"]
+    found_forms = _forms(root + folder, kernel) if kernel else ()
+    forms = sorted(found_forms, key=lambda form: (-form.written_s, form.key))
+    entries = [_entry(form, kernel) for form in forms]
     found = {(one["digest"], json.dumps(one, sort_keys=True)): one for one in entries}
     return {
         "cache_dir": folder,
         "kernels": [found[key] for key in sorted(found, key=str)],
+        "winners": autotune_log.winners(record["log_path"]) if record and record.get("log_path") else None,
         **_with_text(forms, request["max_forms"], request["max_bytes"]),
     }
 

@@ -119,6 +119,19 @@ def pick_workload(inventory: Inventory, name: str | None) -> Workload:
     return _pick(inventory, "workload", inventory.workloads, name)
 
 
+def workloads_of_recipe(inventory: Inventory, name: str | None) -> list[Workload]:
+    """The workloads that are the same load as the named one, each by another client; itself among them.
+
+    Raises:
+        UnknownNameError: no such workload; or several recipes, and no name.
+    """
+    workloads = list(inventory.workloads.values())
+    if name is None and len({one.recipe for one in workloads}) == 1:
+        return workloads
+    named = pick_workload(inventory, name)
+    return [one for one in workloads if one.recipe == named.recipe]
+
+
 def _pick(inventory: Inventory, noun: str, records: Mapping[str, _Record], name: str | None) -> _Record:
     if name is None and len(records) == 1:
         return next(iter(records.values()))

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from orchestrator.engines import knowledge_of
 from orchestrator.inventory.problems import Problem, nearest, shown
 from orchestrator.inventory.shapes import (
+    LAUNCHER_KINDS,
     NAME_PATTERN,
     SECTIONS,
     TOP_LEVEL_KEYS,
@@ -29,7 +30,17 @@ from orchestrator.inventory.shapes import (
     fit,
 )
 from orchestrator.inventory.yaml_tree import KeyPath, Tree, dotted
-from orchestrator.records import Engine, EngineKind, Host, Inventory, Target, TargetFile, Workload
+from orchestrator.records import (
+    RECIPE_KEYS,
+    Engine,
+    EngineKind,
+    Host,
+    Inventory,
+    Launcher,
+    Target,
+    TargetFile,
+    Workload,
+)
 from orchestrator.verdicts import arch_name, parse_arch
 
 RESERVED_FILE_NAME = "variant.json"
@@ -37,8 +48,21 @@ RESERVED_FILE_NAME = "variant.json"
 
 _NOT_OF_LOADGEN = ("client_command", "client_env", "tokenizer")
 _LOADGEN_ONLY = ("max_token_id", "min_token_id")
+_LIMITS = ("request_timeout_s", "load_timeout_s")
+"""What a workload takes over with another's recipe, unless it gives its own: one client may need longer to start."""
 _CLIENTS_ELSEWHERE = {"guidellm": "/opt/guidellm/bin/guidellm run", "aiperf": "/opt/aiperf/bin/aiperf profile"}
 """Clients that no engine brings along, with a command to show."""
+
+_FREE_TEXTS = frozenset(["env", "command", "restart_command", "reference", "client_env", "client_command"])
+"""Keys whose texts go to other programs, which may want an empty one, or one of several lines."""
+
+_OWN_SLURM_OPTIONS = frozenset(
+    (
+        *("-a", "-N", "-n", "-J", "-o", "--array", "--nodes", "--ntasks", "--job-name", "--output"),
+        *("--wrap", "--parsable", "--requeue", "--no-requeue"),
+    )
+)
+"""Options of sbatch that say what orch needs: one job a node, found again by its name."""
 
 _SSH_ONLY = ("connect_timeout_s", "identity", "jump", "known_hosts", "port", "ssh", "ssh_config", "user")
 
@@ -149,6 +173,9 @@ def _longhand(desk: _Desk, section: Section, path: KeyPath, fields: dict[str, An
         allowed = allowed_keys(section)
         desk.complain((*path, "name"), f"unknown key; the entry's own key is its name; allowed: {', '.join(allowed)}")
         del fields["name"]
+    slurm = fields.get("slurm") if section == "hosts" else None
+    if isinstance(slurm, dict) and isinstance(slurm.get("options"), str):
+        fields["slurm"] = {**slurm, "options": _split(desk, (*path, "slurm", "options"), slurm["options"])}
     if section == "engines":
         if fields.get("kind") in get_args(EngineKind):
             fields = {**knowledge_of(fields["kind"]).defaults, **fields}
@@ -156,7 +183,10 @@ def _longhand(desk: _Desk, section: Section, path: KeyPath, fields: dict[str, An
             fields["command"] = _split(desk, (*path, "command"), fields["command"])
         if isinstance(fields.get("env"), dict):
             fields["env"] = _environment(desk, (*path, "env"), fields["env"])
+        if "launcher" in fields:
+            fields["launcher"] = _launcher_longhand(desk, (*path, "launcher"), fields["launcher"])
     if section == "workloads":
+        fields = _with_recipe(desk, path, fields)
         if isinstance(fields.get("client_command"), str):
             fields["client_command"] = _split(desk, (*path, "client_command"), fields["client_command"])
         if isinstance(fields.get("client_env"), dict):
@@ -166,6 +196,37 @@ def _longhand(desk: _Desk, section: Section, path: KeyPath, fields: dict[str, An
     if section == "targets" and "check" in fields:
         fields["check"] = _check_longhand(desk, (*path, "check"), fields["check"])
     return fields
+
+
+def _with_recipe(desk: _Desk, path: KeyPath, fields: dict[str, Any]) -> dict[str, Any]:
+    """A workload that is another one by another client, with the recipe of that one spelled out."""
+    if "recipe" not in fields:
+        return fields
+    here = (*path, "recipe")
+    name = fields.pop("recipe")
+    entries = desk.tree.root["workloads"]
+    others = [other for other in entries if other != path[-1]]
+    if name not in others:
+        listed = ", ".join(others) or "none"
+        desk.complain(here, f"no other workload {shown(name)}; workloads here: {listed}{nearest(str(name), others)}")
+        return fields
+    theirs = entries[name] if isinstance(entries[name], dict) else {}
+    if "recipe" in theirs:
+        desk.complain(here, f"{name} has the recipe of {shown(theirs['recipe'])} itself; name that one")
+    for key in RECIPE_KEYS:
+        if key in fields:
+            desk.complain((*path, key), f"is part of the recipe, which is that of {name}; leave it out")
+    taken = {key: theirs[key] for key in (*RECIPE_KEYS, *_LIMITS) if key in theirs}
+    return {**taken, **fields}
+
+
+def _launcher_longhand(desk: _Desk, path: KeyPath, value: object) -> object:
+    """A launcher that is only named, as a mapping; its command as words."""
+    if value is None or value in LAUNCHER_KINDS:
+        return {} if value is None else {"kind": value}
+    if not isinstance(value, dict) or not isinstance(value.get("restart_command"), str):
+        return value
+    return {**value, "restart_command": _split(desk, (*path, "restart_command"), value["restart_command"])}
 
 
 def _check_longhand(desk: _Desk, path: KeyPath, value: object) -> object:
@@ -229,7 +290,7 @@ def _check_texts(desk: _Desk, path: KeyPath, value: object) -> None:
         for i, entry in enumerate(value):
             _check_texts(desk, (*path, i), entry)
     elif isinstance(value, str):
-        is_free_text = bool({"env", "command", "reference", "client_env", "client_command"} & set(path))
+        is_free_text = bool(_FREE_TEXTS & set(path))
         if not value and not is_free_text:
             desk.complain(path, "is empty; leave the key out or give it a value")
         elif "\0" in value or (not is_free_text and any(ord(character) < 32 for character in value)):
@@ -250,6 +311,10 @@ def _host(desk: _Desk, host: Host) -> Host:
         if (getattr(host, key) or "").startswith("-"):
             desk.complain((*path, key), f"may not begin with '-', found {shown(getattr(host, key))}")
     _check_absolute(desk, (*path, "scratch_dir"), host.scratch_dir)
+    for i, option in enumerate(host.slurm.options if host.slurm else ()):
+        name = option.partition("=")[0]
+        if name in _OWN_SLURM_OPTIONS:
+            desk.complain((*path, "slurm", "options", i), f"{name} is set by orch; leave it out")
     return replace(
         host,
         identity=_local_path(desk, host.identity),
@@ -263,11 +328,11 @@ def _local_path(desk: _Desk, text: str | None) -> str | None:
     return None if text is None else str(desk.folder / Path(text).expanduser())
 
 
-def _check_absolute(desk: _Desk, path: KeyPath, text: str | None) -> None:
+def _check_absolute(desk: _Desk, path: KeyPath, text: str | None, where: str = "on the host") -> None:
     if text is None or (text.startswith("/") and posixpath.normpath(text) == text and not text.startswith("//")):
         return
     why = "'~' is not expanded on a host" if text.startswith("~") else "an absolute path without '..', '.' or '//'"
-    desk.complain(path, f"wanted a path on the host from '/' ({why}), found {shown(text)}")
+    desk.complain(path, f"wanted a path {where} from '/' ({why}), found {shown(text)}")
 
 
 # ---- engines
@@ -285,8 +350,76 @@ def _check_engine(desk: _Desk, engine: Engine) -> None:
         desk.complain(
             (*path, "base_url"), f"wanted http://ADDRESS:PORT and nothing after it, found {shown(engine.base_url)}"
         )
-    if not engine.command[0]:
+    _check_command(desk, engine)
+    _check_launcher(desk, engine)
+
+
+def _check_command(desk: _Desk, engine: Engine) -> None:
+    """Who starts the engine's command needs one; who does not, nothing of what it would be started with."""
+    path, given = ("engines", engine.name), desk.tree.root["engines"][engine.name]
+    if not engine.launcher.runs_command:
+        for key, where in _OF_A_COMMAND.items():
+            if key in given:
+                text = f"has no meaning with launcher: {_launcher_words(engine.launcher)}; {where}"
+                desk.complain((*path, key), text)
+    elif "command" not in given:
+        desk.complain((*path, "command"), "missing")
+    elif not engine.command:
+        desk.complain((*path, "command"), "wanted at least one entry, found none")
+    elif not engine.command[0]:
         desk.complain((*path, "command"), "the first argument, the program, is empty")
+
+
+_OF_A_COMMAND = {
+    "command": "it is started by what is there already",
+    "cwd": "it is started where it always is",
+    "env": "set it where the engine is started: orch writes no unit and no container",
+    "stop_signal": "it is stopped by what started it",
+}
+"""Of an engine whose command orch does not run itself: what cannot be asked for, and why."""
+
+_LAUNCHER_KEYS: dict[str, tuple[str, ...]] = {
+    "command": (),
+    "systemd": ("unit", "user", "sudo", "timeout_s"),
+    "container": ("runtime", "name", "mode", "python", "sudo", "timeout_s"),
+    "manual": ("restart_command", "timeout_s"),
+}
+"""The keys that each kind of launcher has beside ``kind``."""
+
+_LAUNCHER_NEEDS = {
+    "systemd": (("unit", "the unit that runs the engine, as sglang.service"),),
+    "container": (
+        ("name", "the container's name"),
+        ("python", "the engine's interpreter, as a path inside the container"),
+    ),
+}
+
+
+def _launcher_words(launcher: Launcher) -> str:
+    return f"{launcher.kind} (mode: {launcher.mode})" if launcher.kind == "container" else launcher.kind
+
+
+def _check_launcher(desk: _Desk, engine: Engine) -> None:
+    """Every key that this kind of launcher needs, and none that only another one has."""
+    path, launcher = ("engines", engine.name, "launcher"), engine.launcher
+    written = desk.tree.root["engines"][engine.name].get("launcher")
+    given = written if isinstance(written, dict) else {}
+    allowed = ("kind", *_LAUNCHER_KEYS[launcher.kind])
+    for key in given:
+        if key not in allowed:
+            text = f"has no meaning with kind: {launcher.kind}; its keys: {', '.join(allowed)}"
+            desk.complain((*path, key), text)
+    for key, what in _LAUNCHER_NEEDS.get(launcher.kind, ()):
+        if getattr(launcher, key) is None:
+            desk.complain((*path, key), f"missing; {what}")
+    if launcher.user and launcher.sudo:
+        desk.complain((*path, "sudo"), "has no meaning with user: true: the unit is the login's own")
+    for key in ("unit", "name"):
+        if (getattr(launcher, key) or "").startswith("-"):
+            desk.complain((*path, key), f"may not begin with '-', found {shown(getattr(launcher, key))}")
+    _check_absolute(desk, (*path, "python"), launcher.python, "inside the container")
+    if "restart_command" in given and not "".join(launcher.restart_command[:1]):
+        desk.complain((*path, "restart_command"), "the first argument, the program, is empty")
 
 
 def _is_base_url(text: str) -> bool:
@@ -326,14 +459,20 @@ def _check_workload(desk: _Desk, workload: Workload) -> None:
 
 # ---- targets
 
+_OF_A_KERNEL = ("arguments", "arch", "varies")
+"""Of ``check``: what has no meaning for files without a kernel."""
+
 
 def _target(desk: _Desk, name: str, entry: TargetEntry, known: Mapping[str, Sequence[str]]) -> Target | None:
     path = ("targets", name)
     n_before = len(desk.problems)
     host = _reference(desk, path, "host", entry.host, known["host"])
     engine = _reference(desk, path, "engine", entry.engine, known["engine"])
-    if not _is_identifier(entry.kernel):
+    if entry.kernel is not None and not _is_identifier(entry.kernel):
         desk.complain((*path, "kernel"), f"wanted the name of a Python function, found {shown(entry.kernel)}")
+    for key in _OF_A_KERNEL if entry.kernel is None else ():
+        if getattr(entry.check, key):
+            desk.complain((*path, "check", key), "is about a kernel, and this target names none: add kernel:")
     files = _target_files(desk, path, entry)
     if len(desk.problems) > n_before:
         return None

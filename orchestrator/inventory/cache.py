@@ -16,7 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import records
-from orchestrator.records import CheckSettings, Engine, Host, Inventory, Target, TargetFile, Workload
+from orchestrator.records import (
+    CheckSettings,
+    Engine,
+    Host,
+    Inventory,
+    Launcher,
+    SlurmSettings,
+    Target,
+    TargetFile,
+    Workload,
+)
 from orchestrator.version import VERSION
 
 FOLDER = ".orch"
@@ -67,13 +77,23 @@ def _key(path: Path, content: bytes) -> str:
 def _inventory(path: str, kept: dict[str, Any]) -> Inventory:
     return Inventory(
         path=path,
-        hosts={name: Host(**fields) for name, fields in kept["hosts"].items()},
+        hosts={name: _host(fields) for name, fields in kept["hosts"].items()},
         targets={name: _target(fields) for name, fields in kept["targets"].items()},
-        engines={
-            name: Engine(**{**fields, "command": tuple(fields["command"])}) for name, fields in kept["engines"].items()
-        },
+        engines={name: _engine(fields) for name, fields in kept["engines"].items()},
         workloads={name: Workload(**fields) for name, fields in kept["workloads"].items()},
     )
+
+
+def _host(fields: dict[str, Any]) -> Host:
+    kept = fields["slurm"]
+    slurm = None if kept is None else SlurmSettings(**{**kept, "options": tuple(kept["options"])})
+    return Host(**{**fields, "slurm": slurm})
+
+
+def _engine(fields: dict[str, Any]) -> Engine:
+    kept = fields["launcher"]
+    launcher = Launcher(**{**kept, "restart_command": tuple(kept["restart_command"])})
+    return Engine(**{**fields, "command": tuple(fields["command"]), "launcher": launcher})
 
 
 def _target(fields: dict[str, Any]) -> Target:

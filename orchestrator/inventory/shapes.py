@@ -11,13 +11,13 @@ import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 from annotated_types import MinLen
 
 from orchestrator.inventory.problems import nearest, shown
 from orchestrator.inventory.yaml_tree import KeyPath
-from orchestrator.records import CheckSettings, Engine, Host, Workload
+from orchestrator.records import CheckSettings, Engine, Host, Launcher, SlurmSettings, Workload
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -27,6 +27,7 @@ Section = Literal["hosts", "targets", "engines", "workloads"]
 SECTIONS: tuple[Section, ...] = ("hosts", "targets", "engines", "workloads")
 TOP_LEVEL_KEYS = (*SECTIONS, "version")
 VERSION = 1
+LAUNCHER_KINDS: tuple[str, ...] = get_args(get_type_hints(Launcher)["kind"])
 
 _FORBID: dict[str, Any] = {"extra": "forbid"}
 
@@ -48,7 +49,7 @@ class TargetEntry:
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
 
     files: Annotated[tuple[FileEntry, ...], MinLen(1)]
-    kernel: str
+    kernel: str | None = None
     module: str | None = None
     host: str | None = None
     engine: str | None = None
@@ -66,13 +67,18 @@ class Misfit:
     text: str
 
 
-_INNER_SHAPES: dict[str, type[Any]] = {"files": FileEntry, "check": CheckSettings}
-"""What a target holds under these keys."""
+_INNER_SHAPES: dict[Section, dict[str, type[Any]]] = {
+    "targets": {"files": FileEntry, "check": CheckSettings},
+    "engines": {"launcher": Launcher},
+    "hosts": {"slurm": SlurmSettings},
+}
+"""What an entry holds under these keys."""
 
 
 def allowed_keys(section: Section) -> list[str]:
     """The keys that an entry of a section may have. ``name`` is not one: it is the entry's own key."""
-    return sorted(field.name for field in dataclasses.fields(_SHAPES[section]) if field.name != "name")
+    keys = [field.name for field in dataclasses.fields(_SHAPES[section]) if field.name != "name"]
+    return sorted([*keys, "recipe"] if section == "workloads" else keys)
 
 
 def fit(section: Section, name: str, fields: Mapping[str, Any]) -> tuple[Any | None, list[Misfit]]:
@@ -154,7 +160,7 @@ def _in_words(section: Section, path: KeyPath, error: ErrorDetails) -> str:
 
 
 def _unknown_key(section: Section, path: KeyPath) -> str:
-    inner = _INNER_SHAPES.get(str(path[0])) if section == "targets" and len(path) > 1 else None
+    inner = _INNER_SHAPES.get(section, {}).get(str(path[0])) if len(path) > 1 else None
     allowed = allowed_keys(section) if inner is None else sorted(field.name for field in dataclasses.fields(inner))
     return f"unknown key; allowed: {', '.join(allowed)}{nearest(str(path[-1]), allowed)}"
 
@@ -176,6 +182,12 @@ def json_schema() -> dict[str, Any]:
             check = definitions["CheckSettings"]["properties"]
             check["arch"] = {"anyOf": [{"type": ["string", "integer"]}, {**check["arch"], "items": {"type": "string"}}]}
             check["reference"] = {"anyOf": [{"type": "string"}, check["reference"]]}
+        if section == "hosts":
+            slurm = definitions["SlurmSettings"]["properties"]
+            slurm["options"] = {"anyOf": [{"type": "string"}, slurm["options"]]}
+        if section == "engines":
+            launcher = definitions["Launcher"]["properties"]
+            launcher["restart_command"] = {"anyOf": [{"type": "string"}, launcher["restart_command"]]}
         properties[section] = {
             "type": "object",
             "propertyNames": {"pattern": NAME_PATTERN},
@@ -206,8 +218,11 @@ def _as_written(section: Section, schema: dict[str, Any]) -> dict[str, Any]:
     if section == "engines":
         schema["properties"]["command"] = {"anyOf": [{"type": "string"}, schema["properties"]["command"]]}
         schema["properties"]["env"]["additionalProperties"] = {"type": ["string", "number"]}
+        kinds = {"enum": [*LAUNCHER_KINDS, None]}
+        schema["properties"]["launcher"] = {"anyOf": [kinds, {"$ref": "#/$defs/Launcher"}]}
     if section == "workloads":
         properties = schema["properties"]
+        properties["recipe"] = {"type": "string", "description": "The workload that this one is, by another client."}
         properties["client_command"] = {"anyOf": [{"type": "string"}, properties["client_command"]]}
         properties["client_env"]["additionalProperties"] = {"type": ["string", "number"]}
     if schema["required"]:

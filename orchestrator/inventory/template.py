@@ -44,6 +44,7 @@ engines:
     # ready_path: /health             # answers 200 when ready; these two are known of the kind
     # cache_flush_path: /flush_cache  # for workloads with cache_policy: flush
     # model: deepseek                 # the name that requests send, where the engine asks for one
+    # launcher: command               # or a mapping: systemd, container, manual; see docs/launchers.md
     # cwd: /opt/sglang
     # env: {TRITON_PRINT_AUTOTUNING: 1}
     # stop_signal: TERM               # TERM, INT or QUIT; KILL follows after stop_grace_s

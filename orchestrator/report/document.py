@@ -140,6 +140,7 @@ def _start_document(start: StartReport) -> dict[str, Any]:
         "started_at": start.started_at,
         "ended_at": start.ended_at,
         "client": start.client,
+        "autotune_winners": None if start.winners is None else [asdict(winner) for winner in start.winners],
         "loads": [{"concurrency": load.concurrency, "metrics": dict(load.metrics)} for load in start.loads],
         "telemetry": _telemetry_document(start.telemetry),
     }

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.designs import Analysis, ExperimentRecord, Plan, StartRecord, TelemetrySample
-from orchestrator.records import Workload
+from orchestrator.records import AutotuneWinner, Workload
 
 Fact = str | int | float | None
 
@@ -36,6 +36,7 @@ class StartReport:
         telemetry: in the order of time; empty on a host without a GPU.
         facts: of the environment, as ``records.Environment``.
         client: load client with its version, as it named itself.
+        winners: what Triton's autotuner chose; None where the engine's log told nothing.
     """
 
     record: StartRecord
@@ -46,6 +47,7 @@ class StartReport:
     telemetry: tuple[TelemetrySample, ...] = ()
     facts: Mapping[str, Fact] = field(default_factory=dict)
     client: str | None = None
+    winners: tuple[AutotuneWinner, ...] | None = None
 
     @property
     def arm(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from orchestrator.designs import TelemetrySample
 from orchestrator.report.experiment_data import ExperimentReport, StartReport
+from orchestrator.report.words import config_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +108,20 @@ def facts_seen(starts: Iterable[StartReport]) -> dict[str, list[str]]:
 def changed_facts(starts: Iterable[StartReport]) -> dict[str, list[str]]:
     """The facts that were not the same at every start."""
     return {name: values for name, values in facts_seen(starts).items() if len(values) > 1}
+
+
+# ---- what Triton's autotuner chose
+
+
+def winners_seen(starts: Iterable[StartReport]) -> dict[tuple[str, str, str], dict[str, int]]:
+    """By arm, kernel and key: every config that was chosen, in the order first seen, and in how many starts.
+
+    More than one is a finding: the same bytes ran another kernel.
+    """
+    seen: dict[tuple[str, str, str], dict[str, int]] = {}
+    for start in starts:
+        for winner in start.winners or ():
+            configs = seen.setdefault((start.arm, winner.kernel, winner.key or ""), {})
+            words = config_words(winner.config)
+            configs[words] = configs.get(words, 0) + 1
+    return seen

@@ -5,14 +5,14 @@ Every number has its unit in the column's name or the title, its interval and it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.designs import Analysis, ArmAnalysis, ConcurrencyAnalysis, Plan
 from orchestrator.metrics import METRICS, needed_words, percent_words
 from orchestrator.records import short
 from orchestrator.report.experiment_data import ExperimentReport, StartReport
-from orchestrator.report.summaries import Mean, arm_mean, facts_seen, value_of
+from orchestrator.report.summaries import Mean, arm_mean, facts_seen, value_of, winners_seen
 from orchestrator.report.words import (
     interval_words,
     margin_words,
@@ -147,6 +147,10 @@ def provenance_sheet(report: ExperimentReport) -> Sheet:
     rows = [("target", plan.target), ("host", plan.host)]
     rows += [(f"digest of {arm.name}", arm.digest) for arm in plan.arms]
     rows += [(_fact_label(name), " → ".join(values)) for name, values in facts_seen(report.starts).items()]
+    rows += [
+        (f"autotuned in {arm}: {kernel} {key}".rstrip(), _winner_words(configs))
+        for (arm, kernel, key), configs in winners_seen(report.starts).items()
+    ]
     rows.append(("workload", _workload_words(report)))
     clients = dict.fromkeys(start.client for start in report.starts if start.client)
     rows.append(("load client", " → ".join(clients) or "not recorded"))
@@ -167,6 +171,13 @@ _FACT_LABELS = {
 
 def _fact_label(name: str) -> str:
     return _FACT_LABELS.get(name, name.replace("_", " ").removesuffix(" version"))
+
+
+def _winner_words(configs: Mapping[str, int]) -> str:
+    """The config that won in every start, or each one with its number of starts."""
+    if len(configs) == 1:
+        return next(iter(configs))
+    return " → ".join(f"{config} ({n} start{'s' * (n != 1)})" for config, n in configs.items())
 
 
 def _workload_words(report: ExperimentReport) -> str:

@@ -64,6 +64,11 @@ def pairs_words(n_pairs: int) -> str:
     return f"n = {n_pairs} pair{'s' * (n_pairs != 1)}"
 
 
+def config_words(config: str) -> str:
+    """A config as Triton writes it, without what it leaves to its default: ``BLOCK_T: 16, num_warps: 4``."""
+    return ", ".join(part for part in config.split(", ") if not part.endswith(": None") and part != "num_ctas: 1")
+
+
 def verdict_words(row: ConcurrencyAnalysis) -> str:
     """The verdict of a row, or that there is none."""
     return row.verdict or "no verdict"

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from orchestrator.designs import Arm, Plan, PlannedStart
 from orchestrator.errors import StoreError
 from orchestrator.records import (
+    AutotuneWinner,
     Change,
     FileState,
     Lease,
@@ -44,7 +45,7 @@ def names_from_json(text: str) -> list[tuple[str, str]]:
     return [(name, digest) for name, digest in json.loads(text)]
 
 
-def records_to_json(records: Sequence[FileState | Change | TritonKernel]) -> str:
+def records_to_json(records: Sequence[FileState | Change | TritonKernel | AutotuneWinner]) -> str:
     """A list of flat records as JSON objects."""
     return to_json([asdict(record) for record in records])
 
@@ -65,6 +66,11 @@ def changes_from_json(text: str) -> tuple[Change, ...]:
 def kernels_from_json(text: str) -> tuple[TritonKernel, ...]:
     """What ``records_to_json`` made of compiled kernels."""
     return tuple(TritonKernel(**fields) for fields in json.loads(text))
+
+
+def winners_from_json(text: str) -> tuple[AutotuneWinner, ...]:
+    """What ``records_to_json`` made of the autotuner's choices."""
+    return tuple(AutotuneWinner(**fields) for fields in json.loads(text))
 
 
 def plan_to_json(plan: Plan) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+from orchestrator.store.autotune_column import add_autotune_winners
 from orchestrator.store.check_tables import create_checks
 from orchestrator.store.counter_tables import add_prefix_counters, create_engine_counters
 from orchestrator.store.experiment_tables import create_experiments
@@ -420,6 +421,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(7, "engine counters: preemptions and KV pool around each load", create_engine_counters),
     Migration(8, "experiments may end hopeless", allow_hopeless),
     Migration(9, "engine counters: KV pool in tokens, prefix cache", add_prefix_counters),
+    Migration(10, "trials: what the autotuner chose", add_autotune_winners),
 )
 
 SCHEMA_VERSION = MIGRATIONS[-1].number

@@ -104,7 +104,11 @@ class Reading(Database):
         rows = self._rows(
             "SELECT trials.id, (julianday(trials.ended_at) - julianday(trials.started_at)) * 86400, concurrency_cap,"
             " (julianday(loads.ended_at) - julianday(loads.started_at)) * 86400 FROM trials JOIN loads ON trial_id ="
-            " trials.id WHERE target = ? AND workload_name = ? AND trials.status = 'ok' ORDER BY trials.id",
+            " trials.id WHERE target = ? AND workload_name = ? AND trials.status = 'ok'"
+            # where several clients loaded one start, its time is not that of one workload
+            " AND NOT EXISTS (SELECT 1 FROM trials AS other WHERE other.workload_name != trials.workload_name AND"
+            " other.host = trials.host AND other.pid = trials.pid AND other.engine_started_at ="
+            " trials.engine_started_at) ORDER BY trials.id",
             (target, workload),
         )
         whole_s: dict[int, float] = {}

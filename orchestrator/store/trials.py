@@ -15,7 +15,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from orchestrator.errors import StoreError
-from orchestrator.records import Environment, LoadResult, RequestRecord, Service, TritonKernel, Workload
+from orchestrator.records import (
+    AutotuneWinner,
+    Environment,
+    LoadResult,
+    RequestRecord,
+    Service,
+    TritonKernel,
+    Workload,
+)
 from orchestrator.store.database import Database, utc_now
 from orchestrator.store.encoding import (
     check_finite,
@@ -26,6 +34,7 @@ from orchestrator.store.encoding import (
     texts_from_json,
     to_json,
     unpack_floats,
+    winners_from_json,
 )
 
 TrialStatus = Literal["running", "ok", "contaminated", "failed"]
@@ -154,6 +163,7 @@ class Trials(Database):
         reasons: Sequence[str] = (),
         digest_after: str | None = None,
         triton_kernels: Sequence[TritonKernel] | None = None,
+        autotune_winners: Sequence[AutotuneWinner] | None = None,
         ended_at: str | None = None,
     ) -> None:
         """Closes a trial.
@@ -162,20 +172,27 @@ class Trials(Database):
             status: ``ok`` only when the engine was proved to run the trial's digest.
             reasons: why not ``ok``. digest_after: of the host's file after the loads.
             triton_kernels: what the engine's Triton cache holds; None when nobody looked.
+            autotune_winners: what its log says that the autotuner chose; None when it says nothing.
 
         Raises:
             StoreError: there is no such trial, or ``ok`` was claimed without the proof.
         """
         kernels = None if triton_kernels is None else records_to_json(triton_kernels)
+        winners = None if autotune_winners is None else records_to_json(autotune_winners)
         with self._transaction() as connection:
             if status == "ok":
                 _check_proved(connection, trial_id)
             cursor = connection.execute(
-                "UPDATE trials SET status = ?, reasons = ?, digest_after = ?, triton_kernels = ?, ended_at = ?"
-                " WHERE id = ?",
-                (status, to_json(list(reasons)), digest_after, kernels, ended_at or utc_now(), trial_id),
+                "UPDATE trials SET status = ?, reasons = ?, digest_after = ?, triton_kernels = ?, autotune_winners = ?,"
+                " ended_at = ? WHERE id = ?",
+                (status, to_json(list(reasons)), digest_after, kernels, winners, ended_at or utc_now(), trial_id),
             )
             _check_found(cursor, trial_id)
+
+    def trial_host(self, trial_id: int) -> str:
+        """Where a trial was made; of a cluster the node."""
+        row = self._row("SELECT host FROM trials WHERE id = ?", (trial_id,))
+        return "" if row is None else str(row[0])
 
     def trial(self, trial_id: int) -> RecordedTrial:
         """An engine start as it is on record.
@@ -195,20 +212,23 @@ class Trials(Database):
         facts = None if row[-1] is None else json.loads(row[-1])
         return replace(RecordedTrial(*row), workload=Workload(**json.loads(row[5])), facts=facts)
 
-    def fail_running_trials(self, target: str, reason: str) -> int:
+    def fail_running_trials(self, target: str, reason: str, host: str | None = None) -> int:
         """Closes the trials that a killed controller left ``running``; call it only under the target's lease.
 
         Those of a running start of an experiment stay: ``orch resume`` may take them over, and else closes them.
+
+        Args:
+            host: those on this host only.
 
         Returns:
             How many there were.
         """
         with self._transaction() as connection:
             return connection.execute(
-                "UPDATE trials SET status = 'failed', reasons = ?, ended_at = ?"
-                " WHERE target = ? AND status = 'running'"
+                "UPDATE trials SET status = 'failed', reasons = ?1, ended_at = ?2"
+                " WHERE target = ?3 AND status = 'running' AND (?4 IS NULL OR host = ?4)"
                 " AND id NOT IN (SELECT trial_id FROM experiment_starts WHERE status = 'running')",
-                (to_json([reason]), utc_now(), target),
+                (to_json([reason]), utc_now(), target, host),
             ).rowcount
 
     def record_load(self, trial_id: int, load: LoadResult) -> int:
@@ -269,6 +289,11 @@ class Trials(Database):
         """The compiled kernels that were found in the trial's Triton cache; None when nobody looked."""
         row = self._row("SELECT triton_kernels FROM trials WHERE id = ?", (trial_id,))
         return None if row is None or row[0] is None else kernels_from_json(row[0])
+
+    def autotune_winners(self, trial_id: int) -> tuple[AutotuneWinner, ...] | None:
+        """What the autotuner chose in a trial, as the engine's log had it; None where it told nothing."""
+        row = self._row("SELECT autotune_winners FROM trials WHERE id = ?", (trial_id,))
+        return None if row is None or row[0] is None else winners_from_json(row[0])
 
     def _requests(self, load_id: int) -> tuple[RequestRecord, ...]:
         rows = self._rows(

@@ -33,20 +33,25 @@ __all__ = [
 SHOWN_VALUE_LENGTH = 40
 
 
-def with_knobs(files: Sequence[SourceFile], kernel: str, settings: Mapping[str, str]) -> tuple[SourceFile, ...]:
+def with_knobs(files: Sequence[SourceFile], kernel: str | None, settings: Mapping[str, str]) -> tuple[SourceFile, ...]:
     """A target's files with knobs set in the first, which holds the kernel; see ``set_knobs``.
 
     Raises:
-        VariantError: no such kernel, list or knob, or a value that does not fit.
+        VariantError: no kernel, list or knob of that name, or a value that does not fit.
     """
     first, *others = files
+    if kernel is None:
+        raise VariantError(
+            f"there are no knobs to set in {first.name}: its target names no kernel",
+            next_step="leave --set out and edit the copy with `orch variant edit`, or add kernel: in inventory.yaml",
+        )
     return (SourceFile.of(first.name, set_knobs(first.content, kernel, settings, first.name)), *others)
 
 
 def make_variant(
     base: Sequence[SourceFile],
     working: WorkingCopy,
-    kernel: str,
+    kernel: str | None,
     *,
     only_knobs: bool = False,
     may_be_unchanged: bool = False,
@@ -54,9 +59,9 @@ def make_variant(
     """Looks at a working copy and says everything in which it differs from its base.
 
     Args:
-        base: files of the baseline that it was made from; the first holds the kernel.
+        base: files of the baseline that it was made from; the first holds the kernel, where there is one.
         working: the working copy.
-        kernel: name of the kernel.
+        kernel: name of the kernel; None where there is none, so that every change is an edit of code or text.
         only_knobs: refuse anything but knobs of the kernel's autotune list; for a copy just made by setting knobs.
         may_be_unchanged: allow a copy that is still equal to its base.
 

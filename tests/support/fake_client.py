@@ -41,6 +41,7 @@ def options(words: list[str]) -> dict[str, str]:
 def ask(url: str, ids: list[int], n_output: int) -> dict[str, Any]:
     """One streamed request, measured as vLLM's client does: an error event after the head counts as success."""
     body = {"prompt": ids, "max_tokens": n_output, "temperature": 0, "ignore_eos": True, "stream": True}
+    body["stream_options"] = {"include_usage": True}
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     began_s = last_s = time.perf_counter()
     found: dict[str, Any] = {"start": began_s, "ttft": 0.0, "itl": [], "text": "", "n": 0, "error": ""}

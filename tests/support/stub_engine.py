@@ -1,12 +1,14 @@
 """A completions server whose truth is known: when it sends each chunk, and what is wrong with which answer.
 
 ``python stub_engine.py --ttft-ms 20 --itl-ms 5 --fault 3=error:5`` prints ``listening PORT`` and serves
-``POST /v1/completions`` (streamed), ``GET /health``, ``POST /flush_cache``, ``GET /truth`` (how it is paced) and
-``GET /log``, one JSON line for each request with the moments at which its chunks were handed to the socket, on the
-machine's monotonic clock, which ``time.perf_counter`` of another process on the same Linux machine shares.
+``POST /v1/completions`` and SGLang's ``POST /generate`` (streamed, prompts as token ids or text), ``GET /health``,
+``GET /v1/models``, ``POST /flush_cache``, ``GET /truth`` (how it is paced) and ``GET /log``, one JSON line for each
+request with the moments at which its chunks were handed to the socket, on the machine's monotonic clock, which
+``time.perf_counter`` of another process on the same Linux machine shares.
 
 Chunks follow an absolute schedule: chunk k leaves at received + ttft + k × itl, so lateness never adds up. The loop
-waits with ``select``, whose timeouts are exact to microseconds (those of epoll are whole milliseconds).
+waits with ``select``, whose timeouts are exact to microseconds (those of epoll are whole milliseconds). How late it was
+all the same stands in the log: ``late_ms`` of a request. ``--nice N`` sets its priority, where the system permits.
 
 It can be of a kernel's kind: with ``--kernel-file FILE`` it reads that file when it starts, and ``--pace TEXT=FACTOR``
 (times longer), ``--odd TEXT`` (other words), ``--broken TEXT`` (ends while it starts) hold where the file has the text.
@@ -29,6 +31,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import hashlib
 import json
 import math
@@ -77,6 +80,12 @@ def choice_event(text: str, finish_reason: str | None = None) -> bytes:
     return event({**head, "choices": [choice], "usage": None})
 
 
+def native_event(text: str, n_input: int, n_output: int, finish_reason: dict[str, Any] | None = None) -> bytes:
+    """A piece of an answer of SGLang's own: the whole text so far, with the count of its tokens."""
+    meta = {"id": "1", "finish_reason": finish_reason, "prompt_tokens": n_input, "completion_tokens": n_output}
+    return event({"text": text, "meta_info": meta})
+
+
 def usage_event(n_input: int, n_output: int) -> bytes:
     """The last event, with the server's own counts."""
     usage = {"prompt_tokens": n_input, "completion_tokens": n_output, "total_tokens": n_input + n_output}
@@ -102,8 +111,16 @@ class Served:
     received_s: float
     in_flight: int
     connection: int
+    is_native: bool = False
+    wants_usage: bool = True
     sent_s: list[float] = field(default_factory=list)
     ended_s: float | None = None
+
+
+def late_ms(served: Served, truth: Truth) -> list[float]:
+    """How long after its moment each chunk was handed to the socket."""
+    first_s = served.received_s + truth.ttft_s
+    return [round(1000 * (moment_s - first_s - k * truth.itl_s), 4) for k, moment_s in enumerate(served.sent_s)]
 
 
 @dataclass
@@ -136,8 +153,17 @@ class Truth:
         if is_empty:
             return choice_event("")
         if k not in self.pieces:
-            self.pieces[k] = choice_event(f' "{self.word}{k}"')
+            self.pieces[k] = choice_event(self.text(k))
         return self.pieces[k]
+
+    def native_piece(self, k: int, n_input: int, is_empty: bool) -> bytes:
+        """Chunk k in SGLang's own words."""
+        text = "" if is_empty else "".join(map(self.text, range(k + 1)))
+        return native_event(text, n_input, k + 1)
+
+    def text(self, k: int) -> str:
+        """What chunk k says."""
+        return f' "{self.word}{k}"'
 
 
 class Stream:
@@ -162,7 +188,7 @@ class Stream:
             if self._waits():
                 self.timer = self.loop.call_later(WAIT_S, self._send)
                 return
-            piece = self.truth.piece(self.k, self.fault.mode == "empty-text")
+            piece = self._piece(self.fault.mode == "empty-text")
             self.served.sent_s.append(time.perf_counter())
             if self.truth.itl_s:
                 self.transport.write(piece)
@@ -174,6 +200,11 @@ class Stream:
             self.timer = self.loop.call_at(self._due(), self._send)
         elif not self._breaks():
             self._close()
+
+    def _piece(self, is_empty: bool) -> bytes:
+        if self.served.is_native:
+            return self.truth.native_piece(self.k, self.served.n_input, is_empty)
+        return self.truth.piece(self.k, is_empty)
 
     def _waits(self) -> bool:
         file = self.truth.fault_file
@@ -199,7 +230,11 @@ class Stream:
         last = choice_event("", {"abort": "abort", "short": "stop"}.get(mode, "length"))
         n_output = self.n + (mode == "wrong-usage")
         n_input = served.n_input - (mode == "wrong-input")
-        usage = b"" if mode == "no-usage" else usage_event(n_input, n_output)
+        if served.is_native:
+            text = "" if mode == "empty-text" else "".join(map(self.truth.text, range(self.n)))
+            last = native_event(text, n_input, n_output, {"type": "length", "length": n_output})
+        has_usage = served.wants_usage and mode != "no-usage"
+        usage = usage_event(n_input, n_output) if has_usage else b""
         done = b"" if mode == "no-done" else framed(b"data: [DONE]\n\n")
         self._finish(last + usage + done)
         if mode == "close":
@@ -242,7 +277,7 @@ class Server(asyncio.Protocol):
             return
         self.received = b""
         path = head.split(b" ", 2)[1].decode()
-        if path == "/v1/completions":
+        if path in ("/v1/completions", "/generate"):
             self._complete(json.loads(body), now)
         else:
             self._answer_plain(path)
@@ -254,8 +289,11 @@ class Server(asyncio.Protocol):
         body = json.dumps(state)
         if path == "/truth":
             body = json.dumps({"ttft_s": self.truth.ttft_s, "itl_s": self.truth.itl_s})
+        if path == "/v1/models":
+            body = json.dumps({"object": "list", "data": [{"id": "stub", "object": "model", "owned_by": "orch"}]})
         if path == "/log":
-            body = "\n".join(json.dumps(vars(served)) for served in self.truth.served)
+            rows = ({**vars(one), "late_ms": late_ms(one, self.truth)} for one in self.truth.served)
+            body = "\n".join(map(json.dumps, rows))
         self._respond(404 if path == "/nowhere" else 200, body.encode())
 
     def _respond(self, status: int, body: bytes) -> None:
@@ -263,11 +301,18 @@ class Server(asyncio.Protocol):
         self.transport.write(head.encode() + body)
 
     def _complete(self, request: dict[str, Any], now: float) -> None:
-        truth, ids = self.truth, request["prompt"]
+        truth, is_native = self.truth, "sampling_params" in request
+        prompt = request.get("input_ids") or request["text"] if is_native else request["prompt"]
+        n_output = request["sampling_params"]["max_new_tokens"] if is_native else request["max_tokens"]
         index = len(truth.served) - truth.skip
         truth.n_in_flight += 1
-        digest = hashlib.sha256(struct.pack(f"<{len(ids)}I", *ids)).hexdigest()
-        served = Served(index, digest, len(ids), request["max_tokens"], now, truth.n_in_flight, self.number)
+        # of a text, the characters are counted: a stub has no tokenizer
+        raw = prompt.encode() if isinstance(prompt, str) else struct.pack(f"<{len(prompt)}I", *prompt)
+        digest = hashlib.sha256(raw).hexdigest()
+        wants_usage = not is_native and bool((request.get("stream_options") or {}).get("include_usage"))
+        served = Served(
+            index, digest, len(prompt), n_output, now, truth.n_in_flight, self.number, is_native, wants_usage
+        )
         truth.served.append(served)
         fault = truth.fault_of(index)
         if fault.mode in ("http", "hang-up", "not-stream"):
@@ -307,6 +352,7 @@ def main() -> None:
     parser.add_argument("--ttft-ms", type=float, default=5.0)
     parser.add_argument("--itl-ms", type=float, default=1.0)
     parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--nice", type=int, default=0)
     parser.add_argument("--fault", type=read_fault, action="append", default=[])
     parser.add_argument("--fault-file", type=Path)
     parser.add_argument("--kernel-file", type=Path)
@@ -329,6 +375,9 @@ def main() -> None:
         word="odd" if any(text in kernel for text in given.odd) else "w",
         fault_file=given.fault_file,
     )
+    with contextlib.suppress(OSError):
+        os.nice(given.nice)
+    gc.disable()  # a collection would be lateness
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     with contextlib.suppress(KeyboardInterrupt):
         loop.run_until_complete(serve(truth, given.port))

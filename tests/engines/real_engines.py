@@ -1,0 +1,171 @@
+"""Each real engine: how it is started on a CPU, which of its own files is tuned, and what is done to that file.
+
+``same`` does the same in other words. ``slow`` waits in every step of the engine, without giving the processor away,
+for as long as it is told: the wait is sized from a measurement of the baseline.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+MODEL_NAME = "tiny"
+
+_WAIT = """\
+        import time
+
+        wait_until_s = time.perf_counter() + {wait_s!r}
+        while time.perf_counter() < wait_until_s:
+            pass
+"""
+
+
+@dataclass(frozen=True)
+class RealEngine:
+    """One installed engine.
+
+    Attributes:
+        environment: its virtual environment. model: the folder of a tiny model.
+        module: the file of the engine that is tuned, as the engine imports it.
+        place: text of that file, once in it, in the engine's step; same: what ``same`` puts there.
+        process_words: for each kind of its processes, what its title or command line has.
+        arguments: some of those that it tells of itself. kv_pool_tokens: the size of its KV pool as it was started.
+        env: of the inventory. words: further words of its command.
+    """
+
+    environment: Path
+    model: Path
+    words: tuple[str, ...] = ()
+    env: dict[str, str | int] = field(default_factory=dict)
+
+    name: ClassVar[str]
+    distribution: ClassVar[str]
+    module: ClassVar[str]
+    place: ClassVar[str]
+    same: ClassVar[str]
+    process_words: ClassVar[dict[str, str]]
+    arguments: ClassVar[dict[str, str | int]]
+    kv_pool_tokens: ClassVar[int]
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.environment / "bin" / "python"
+
+    @property
+    def live(self) -> Path:
+        """The file that is tuned, in the installed engine."""
+        (lib,) = (self.environment / "lib").glob("python3*")
+        return lib / "site-packages" / Path(*self.module.split(".")).with_suffix(".py")
+
+    @property
+    def version(self) -> str:
+        """Of the installed package."""
+        asked = f"from importlib.metadata import version; print(version({self.distribution!r}))"
+        return subprocess.run([self.python, "-c", asked], check=True, capture_output=True, text=True).stdout.strip()
+
+    def command(self, port: int) -> list[str]:
+        """What is started."""
+        raise NotImplementedError
+
+    def inventory(self, port: int) -> dict[str, Any]:
+        """Its entry under ``engines``."""
+        return {
+            "kind": self.name,
+            "command": [*self.command(port), *self.words],
+            "python": str(self.python),
+            "base_url": f"http://127.0.0.1:{port}",
+            "env": {"HF_HUB_OFFLINE": 1, **self.env},
+            "ready_timeout_s": 240.0,
+            "stop_grace_s": 20.0,
+        }
+
+    def same_text(self, text: str) -> str:
+        """The file, saying the same in other words."""
+        return self._edited(text, self.same)
+
+    def slow_text(self, text: str, wait_s: float) -> str:
+        """The file, with a wait in every step."""
+        return self._edited(text, _WAIT.format(wait_s=wait_s) + self.place)
+
+    def _edited(self, text: str, replacement: str) -> str:
+        assert text.count(self.place) == 1, f"{self.module} of {self.version} has another step"
+        return text.replace(self.place, replacement)
+
+
+@dataclass(frozen=True)
+class Vllm(RealEngine):
+    """vLLM, its build for CPU. The tuned file is the model's, which the worker process runs."""
+
+    name = "vllm"
+    distribution = "vllm"
+    module = "vllm.model_executor.models.llama"
+    place = """\
+        model_output = self.model(
+            input_ids, positions, intermediate_tensors, inputs_embeds
+        )
+        return model_output
+"""
+    same = """\
+        return self.model(
+            input_ids, positions, intermediate_tensors, inputs_embeds
+        )
+"""
+    process_words: ClassVar = {"API server": "vllm serve", "engine core": "VLLM::EngineCore", "worker": "VLLM::Worker"}
+    arguments: ClassVar = {"enable_prefix_caching": "True", "block_size": "128", "max_model_len": 2048}
+    kv_pool_tokens = 1 << 20  # 1 GiB of 1 KiB a token: 2 layers, 2 heads of keys and of values, 64 numbers of 2 bytes
+
+    def command(self, port: int) -> list[str]:
+        """Without compilation, and with metrics as they always are."""
+        words = f"--served-model-name {MODEL_NAME} --host 127.0.0.1 --port {port} --dtype bfloat16 --enforce-eager"
+        return [
+            str(self.environment / "bin" / "vllm"),
+            *("serve", str(self.model), *words.split()),
+            *("--max-model-len", "2048", "--max-num-seqs", "128"),
+        ]
+
+    def inventory(self, port: int) -> dict[str, Any]:
+        """With its development mode, which lets the prefix cache be flushed."""
+        env = {"VLLM_NO_USAGE_STATS": 1, "VLLM_CPU_KVCACHE_SPACE": 1, "VLLM_SERVER_DEV_MODE": 1}
+        entry = super().inventory(port)
+        return {**entry, "env": {**env, **entry["env"]}}
+
+
+@dataclass(frozen=True)
+class Sglang(RealEngine):
+    """SGLang: its control plane is the real one, its kernels are plain torch. The tuned file is the scheduler's."""
+
+    name = "sglang"
+    distribution = "sglang"
+    module = "sglang.srt.managers.scheduler"
+    place = """\
+        self.forward_ct += 1
+        batch.forward_iter = self.forward_ct
+"""
+    same = """\
+        self.forward_ct = self.forward_ct + 1
+        batch.forward_iter = self.forward_ct
+"""
+    process_words: ClassVar = {
+        "tokenizer manager": "sglang.launch_server",
+        "scheduler": "sglang::scheduler",
+        "detokenizer": "sglang::detokenizer",
+    }
+    arguments: ClassVar = {"attention_backend": "torch_native", "tp_size": 1, "disable_radix_cache": "false"}
+    kv_pool_tokens = 65536
+
+    def command(self, port: int) -> list[str]:
+        """On the CPU, with metrics."""
+        words = f"--served-model-name {MODEL_NAME} --host 127.0.0.1 --port {port} --device cpu --enable-metrics"
+        cpu = "--attention-backend torch_native --mem-fraction-static 0.05 --max-total-tokens 65536"
+        return [
+            *(str(self.python), "-m", "sglang.launch_server", "--model-path", str(self.model), *words.split()),
+            *(*cpu.split(), "--disable-overlap-schedule", "--disable-cuda-graph"),
+        ]
+
+    def inventory(self, port: int) -> dict[str, Any]:
+        """One thread of torch, for there is a client too."""
+        entry = super().inventory(port)
+        return {**entry, "env": {"OMP_NUM_THREADS": 1, "SGLANG_USE_CPU_ENGINE": 1, **entry["env"]}}
