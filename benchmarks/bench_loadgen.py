@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.clients import loadgen
-from orchestrator.clients.loadgen_adapter import metrics_of, percentile
+from orchestrator.clients.loadgen_adapter import metrics_of
+from orchestrator.clients.pooling import percentile
 from orchestrator.records import RequestRecord
 from tests.support.stub_engine import RunningStub, running_stub
 

@@ -266,9 +266,15 @@ def _telemetry_flags(start: StartFacts, load: LoadResult) -> Iterator[str]:
 
 def _preempted(counters: Mapping[int, tuple[EngineCounters, EngineCounters]]) -> Iterator[str]:
     for concurrency, (before, after) in counters.items():
-        if before.n_preemptions is not None and (after.n_preemptions or 0) > before.n_preemptions:
-            n = (after.n_preemptions or 0) - before.n_preemptions
+        n_before = _counted(before.n_preemptions, told_beside=before.kv_pool)
+        if n_before is not None and (after.n_preemptions or 0) > n_before:
+            n = (after.n_preemptions or 0) - n_before
             yield f"concurrency {concurrency}: the engine preempted {n} requests for want of KV pages"
+
+
+def _counted(value: int | None, *, told_beside: int | None) -> int | None:
+    """A counter before a load. SGLang does not show one that has not counted yet: beside what it shows, that is 0."""
+    return 0 if value is None and told_beside is not None else value
 
 
 def _reused(start: StartFacts, workload: Workload) -> Iterator[str]:
@@ -276,9 +282,10 @@ def _reused(start: StartFacts, workload: Workload) -> Iterator[str]:
     if workload.cache_policy != "flush":
         return
     for concurrency, (before, after) in start.counters.items():
-        if before.n_prefix_hits is None or after.n_prefix_hits is None:
+        n_before = _counted(before.n_prefix_hits, told_beside=before.n_prefix_queries)
+        if n_before is None or after.n_prefix_hits is None:
             continue
-        n_hits = after.n_prefix_hits - before.n_prefix_hits
+        n_hits = after.n_prefix_hits - n_before
         n_requests = concurrency * (workload.prompts_per_concurrency + workload.warmup_per_concurrency)
         if n_hits > MAX_CHANCE_HITS * n_requests:
             yield (

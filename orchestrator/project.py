@@ -63,6 +63,10 @@ class Project:
         """The named workload; the only one when no name is given."""
         return inventory_file.pick_workload(self.inventory, name)
 
+    def workloads_of_recipe(self, name: str | None) -> list[Workload]:
+        """The workloads that are the same load as the named one, each by another client; itself among them."""
+        return inventory_file.workloads_of_recipe(self.inventory, name)
+
     def host_of(self, target: Target) -> Host:
         """The host that a target lives on."""
         return self.inventory.hosts[target.host]

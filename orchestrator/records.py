@@ -232,7 +232,8 @@ class Engine:
         log: absolute path on the host; in the scratch folder when not given.
         loaded_path: answers JSON ``{"modules": {"<dotted name>": "sha256:…"}}`` where it can tell.
         cache_flush_path: POSTed before each concurrency when the workload's cache policy is ``flush``.
-        restart_after_restore: whether the watcher on the host, having restored the file, starts the engine again.
+        restart_after_restore: whether the watcher on the host, having restored the file, starts the engine again; one
+            that ran before orch came it starts in any case.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT

@@ -93,6 +93,7 @@ def open_session(
     report: Report = silent,
     *,
     is_exclusive: bool = True,
+    is_patient: bool = True,
     ask: Callable[[str], None] | None = None,
 ) -> Iterator[Session]:
     """Connects to the target's host and opens the store; both are closed at the end.
@@ -100,6 +101,7 @@ def open_session(
     Args:
         is_exclusive: keep every other orch of this project away from the target meanwhile; a mere look goes on
             without when another one is at work.
+        is_patient: on a cluster, wait for a node where none is held.
         ask: tells the user at a terminal what only a user can do; None where there is none.
 
     Raises:
@@ -111,7 +113,7 @@ def open_session(
         host = project.host_of(target)
         with connect(host) as remote:
             session = Session(project, store, target, project.engine_of(target), remote, is_locked, report, ask)
-            yield session if host.slurm is None else _on_a_node(session, may_ask=is_exclusive)
+            yield session if host.slurm is None else _on_a_node(session, may_ask=is_patient)
 
 
 # ---- nodes of a cluster
@@ -177,7 +179,7 @@ def _on_a_node(session: Session, *, may_ask: bool) -> Session:
     if not (may_ask or in_use or held):
         raise NodeLostError(
             f"{login.host.name}: no node is held, and nothing of this project is deployed on one",
-            next_step="`orch pull` and `orch bench` ask Slurm for one",
+            next_step="`orch pull` and `orch bench` ask Slurm for one; `orch status --offline` shows the record",
         )
     only = in_use[:1] or held[:1]
     (remote,) = open_nodes(login, only=only, on_wait=_waiting(session))

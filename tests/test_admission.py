@@ -250,6 +250,19 @@ def test_preemptions() -> None:
     )
 
 
+def test_a_counter_that_comes_with_its_first_count() -> None:
+    """SGLang shows no counter before it has counted: beside its KV pool, or its other counters, that was 0."""
+    assert judged(start(counters=counted(None, 5, 1000))).reasons == (
+        "concurrency 8: the engine preempted 5 requests for want of KV pages",
+    )
+    found = (
+        EngineCounters(None, 1, n_prefix_queries=0),
+        EngineCounters(None, 1, n_prefix_hits=145, n_prefix_queries=600),
+    )
+    judgement = judge(start(counters={8: found}), replace(WORKLOAD, cache_policy="flush"), PLAN)
+    assert judgement.flags[0].startswith("concurrency 8: 145 prompt tokens")
+
+
 @pytest.mark.parametrize(
     ("changes", "reasons"),
     [

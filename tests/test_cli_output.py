@@ -199,6 +199,9 @@ EXPERIMENTS_WITH_JSON = ("orch run", "orch run --dry-run", "orch attach", "orch 
 REPORTS_WITH_JSON = ("orch report",)
 """Documents of a whole experiment: test_report.py compares their keys."""
 
+BY_CLIENTS_WITH_JSON = ("orch bench --client",)
+"""test_bench_clients.py compares its keys, with several clients."""
+
 SELFCHECK = "orch selfcheck"
 """test_selfcheck.py compares its keys."""
 
@@ -298,6 +301,7 @@ BY_NAME = (
     "stages_buffers",
     "report",
     "facts",
+    "by_client",
 )
 """Objects whose keys are names of the user, of metrics.py or of another program."""
 
@@ -389,6 +393,7 @@ def test_every_json_command_is_documented() -> None:
     assert {name.partition(" --")[0] for name in documented()} == speaking
     assert set(documented()) == {
         *(*COMMANDS_WITH_JSON, *CHECKS_WITH_JSON, *EXPERIMENTS_WITH_JSON, *REPORTS_WITH_JSON),
+        *BY_CLIENTS_WITH_JSON,
         SELFCHECK,
     }
 

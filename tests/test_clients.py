@@ -109,7 +109,7 @@ def parsed(
 GOOD = {
     "sglang": {"output_tokens_per_s": 366.732, "ttft_ms_p50": 141.393, "tpot_ms_p90": 19.083, "e2el_ms_p50": 685.355},
     "vllm": {"output_tokens_per_s": 612.665, "ttft_ms_p50": 105.015, "tpot_ms_p50": 10.962, "itl_ms_p99": 144.853},
-    "guidellm": {"output_tokens_per_s": 686.742, "ttft_ms_p50": 119.855, "tpot_ms_p50": 7.801, "e2el_ms_p50": 348.727},
+    "guidellm": {"output_tokens_per_s": 686.742, "ttft_ms_p50": 119.962, "tpot_ms_p50": 7.818, "e2el_ms_p50": 356.258},
     "aiperf": {"output_tokens_per_s": 409.371, "ttft_ms_p50": 135.159, "tpot_ms_p50": 16.849, "itl_ms_p90": 12.001},
 }
 NOT_MEASURED = {
@@ -146,6 +146,42 @@ def test_throughput_is_tokens_by_duration() -> None:
         tokens, duration_s = metrics["n_output_tokens"], metrics["duration_s"]
         assert tokens is not None and duration_s is not None
         assert metrics["output_tokens_per_s"] == pytest.approx(tokens / duration_s, rel=1e-6), client
+
+
+def test_guidellms_numbers_are_of_every_request() -> None:
+    """Its summary stops its clock too early and leaves requests out; its records and scheduler's count are whole."""
+
+    def leave_out_three(result: dict[str, Any]) -> None:
+        (one,) = result["benchmarks"]
+        one["scheduler_metrics"] = {"requests_made": {"successful": 16, "errored": 0, "incomplete": 0, "total": 16}}
+        one["metrics"]["request_totals"].update(successful=13, total=13)
+        one["metrics"]["time_to_first_token_ms"]["successful"]["median"] = 1.0
+
+    load = parsed(workload_of("guidellm"), with_json("guidellm", leave_out_three))
+    assert (load.status, load.reasons) == ("ok", ())
+    assert load.metrics["n_ok"] == 16 and load.metrics["ttft_ms_p50"] == pytest.approx(119.962, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("ReadTimeout('')", "ReadTimeout ×1"),
+        (
+            "HTTPStatusError(\"Server error '500' for url 'http://e/v1'\\nFor more information check: https://e\")",
+            "HTTPStatusError ×1 (Server error '500' for url 'http://e/v1')",
+        ),
+        ("Request was cancelled", "Request was cancelled ×1"),
+    ],
+)
+def test_guidellms_errors_are_told_by_their_name(written: str, told: str) -> None:
+    """An exception as Python shows it is counted by its name, with its first line as the example."""
+
+    def fail(one: dict[str, Any]) -> None:
+        fail_one_of_guidellm(one)
+        one["requests"]["errored"][0]["info"]["error"] = written
+
+    load = parsed(workload_of("guidellm"), guide(fail))
+    assert load.reasons[0] == f"1 of 16 requests failed: {told}"
 
 
 def test_requests_are_handed_on() -> None:
@@ -263,7 +299,7 @@ INVALID: dict[str, tuple[str, Callable[[], dict[str, str]], str]] = {
     "vllm: no number": (
         "vllm",
         lambda: with_json("vllm", at("ttfts", 3, float("nan"))),
-        "the result holds nan, which is no measurement",
+        "the result holds NaN, which is no measurement",
     ),
     "vllm: fewer than asked for": (
         "vllm",
@@ -289,6 +325,16 @@ INVALID: dict[str, tuple[str, Callable[[], dict[str, str]], str]] = {
         "guidellm",
         lambda: guide(lambda one: one["metrics"]["request_totals"].update(incomplete=2)),
         "16 requests completed and 2 failed, of 16 asked for",
+    ),
+    "guidellm: an infinity anywhere": (
+        "guidellm",
+        lambda: guide(lambda one: one["metrics"].update(request_concurrency=float("inf"))),
+        "the result holds Infinity, which is no measurement",
+    ),
+    "aiperf: no number in a record": (
+        "aiperf",
+        lambda: with_record(lambda row: row.update(anything=float("nan"))),
+        "the result holds NaN, which is no measurement",
     ),
     "aiperf: an error": (
         "aiperf",
@@ -515,6 +561,10 @@ def test_sglangs_client_sends_token_ids_to_sglang_only() -> None:
     other = options(spec_of(workload, VLLM)["steps"][0]["args"])
     assert ["--backend", "sglang"] in native and ["--tokenize-prompt"] in native
     assert ["--backend", "vllm"] in other and ["--tokenize-prompt"] not in other
+    in_its_folder = replace(VLLM, kind="vllm", command=("/opt/sglang-bench/bin/vllm", "serve"))
+    assert ["--backend", "vllm"] in options(spec_of(workload, in_its_folder)["steps"][0]["args"])
+    by_kind = replace(VLLM, kind="sglang", command=("/opt/serve",))
+    assert ["--backend", "sglang"] in options(spec_of(workload, by_kind)["steps"][0]["args"])
 
 
 def test_forms_of_the_clients() -> None:
@@ -549,6 +599,21 @@ def test_a_flush_without_an_address_is_refused(client: str) -> None:
     """What cannot be done is said before anything is started."""
     with pytest.raises(LoadError, match="engine vllm has no cache_flush_path"):
         spec_of(workload_of(client, cache_policy="flush"), replace(VLLM, cache_flush_path=None))
+
+
+def test_vllms_client_is_refused_where_it_cannot_count() -> None:
+    """llama-server tells its tokens where vLLM's client does not look; it would count those of the text anew."""
+    with pytest.raises(LoadError, match="does not see how many tokens llama-server made"):
+        spec_of(workload_of("vllm"), replace(VLLM, kind="llama-server"))
+
+
+def test_the_limit_of_a_request_is_given_to_who_takes_one() -> None:
+    """GuideLLM and AIPerf end a request that stalls by themselves."""
+    fields = {"request_timeout_s": 7.5}
+    guide_args = spec_of(workload_of("guidellm", **fields), VLLM)["steps"][0]["args"]
+    assert json.loads(guide_args[guide_args.index("--backend") + 1])["timeout"] == 7.5
+    aiperf_args = spec_of(workload_of("aiperf", **fields), VLLM)["steps"][0]["args"]
+    assert ["--request-timeout-seconds", "7.5"] in options(aiperf_args)
 
 
 def test_aiperf_needs_the_models_name() -> None:

@@ -16,7 +16,7 @@ from orchestrator.clients import driven
 from orchestrator.connection.local import LocalRemote
 from orchestrator.doctor.clients import check_clients
 from orchestrator.doctor.engine import check_workloads
-from orchestrator.errors import ComparisonError, InventoryError
+from orchestrator.errors import ComparisonError, InventoryError, UnknownNameError
 from orchestrator.inventory.shapes import json_schema
 from orchestrator.records import Engine, Host, Workload
 from orchestrator.stats.unplanned import comparable
@@ -103,6 +103,64 @@ def test_what_a_client_does_not_need_or_lacks_is_refused(case: str, tmp_path: Pa
     assert sorted(refused(tmp_path, *lines)) == sorted(problems)
 
 
+SHORT = """\
+  short:
+    input_tokens: 1024
+    cache_policy: flush
+    request_timeout_s: 90
+    load_timeout_s: 900
+    max_token_id: 9000
+  again: {recipe: short, request_timeout_s: 300, client: vllm, tokenizer: t}
+  long: {input_tokens: 4096}
+"""
+
+
+def with_short(folder: Path, entry: str) -> Path:
+    """An inventory with workloads of two recipes, and one more entry."""
+    path = folder / "inventory.yaml"
+    path.write_text("hosts:\n  here:\n    transport: local\nworkloads:\n" + SHORT + f"  w: {entry}\n")
+    return path
+
+
+def test_a_workload_by_the_recipe_of_another(tmp_path: Path) -> None:
+    """It is the same load: lengths, counts, seed, cache policy, limits unless it has its own; nothing of a client."""
+    loaded = inventory.load(with_short(tmp_path, "{recipe: short}"))
+    short, again, w = (loaded.workloads[name] for name in ("short", "again", "w"))
+    assert short.recipe == again.recipe == w.recipe != loaded.workloads["long"].recipe
+    assert (again.input_tokens, again.cache_policy, again.client) == (1024, "flush", "vllm")
+    assert (again.request_timeout_s, again.load_timeout_s) == (300, 900)
+    assert (w.client, w.max_token_id) == ("loadgen", 31000)
+
+
+def test_workloads_of_one_recipe_are_found(tmp_path: Path) -> None:
+    """By the name of any of them; without a name only where the inventory has one recipe."""
+    loaded = inventory.load(with_short(tmp_path, "{input_tokens: 1024, cache_policy: flush}"))
+    for name in ("short", "again", "w"):
+        found = inventory.workloads_of_recipe(loaded, name)
+        assert [one.name for one in found] == ["short", "again", "w"]
+    with pytest.raises(UnknownNameError, match="several workloads"):
+        inventory.workloads_of_recipe(loaded, None)
+    alone = inventory.load(write(tmp_path, "input_tokens: 8"))
+    assert [one.name for one in inventory.workloads_of_recipe(alone, None)] == ["w"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("{recipe: shrot}", 'no other workload "shrot"; workloads here: short, again, long (did you mean short?)'),
+        ("{recipe: w}", 'no other workload "w"; workloads here: short, again, long'),
+        ("{recipe: 5}", "no other workload 5; workloads here: short, again, long"),
+        ("{recipe: again}", 'again has the recipe of "short" itself; name that one'),
+        ("{recipe: short, seed: 7}", "seed: is part of the recipe, which is that of short; leave it out"),
+    ],
+)
+def test_a_recipe_that_is_none_is_refused(entry: str, problem: str, tmp_path: Path) -> None:
+    """The refusal names what there is, and nothing else is refused with it."""
+    with pytest.raises(InventoryError) as caught:
+        inventory.load(with_short(tmp_path, entry))
+    assert str(caught.value).partition("workloads.w.")[2].removeprefix("recipe: ") == problem
+
+
 def test_secrets_of_a_client_are_refused(tmp_path: Path) -> None:
     """A token in the client's environment or command is a secret as anywhere else."""
     told = refused(tmp_path, "client: vllm", "tokenizer: t", "client_env: {HF_TOKEN: abc}")
@@ -116,6 +174,7 @@ def test_the_schema_for_editors_allows_what_the_loader_does() -> None:
     properties = json_schema()["$defs"]["workloads"]["anyOf"][1]["properties"]
     assert {"type": "string"} in properties["client_command"]["anyOf"]
     assert properties["client_env"]["additionalProperties"] == {"type": ["string", "number"]}
+    assert properties["recipe"]["type"] == "string"
 
 
 # ---- orch doctor

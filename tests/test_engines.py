@@ -23,6 +23,7 @@ from orchestrator.connection.local import LocalRemote
 from orchestrator.designs import EngineCounters
 from orchestrator.doctor import engine as doctor_engine
 from orchestrator.engines import knowledge_of
+from orchestrator.experiment.trial import as_served
 from orchestrator.host import engine_answers
 from orchestrator.records import Engine, EngineKind, EngineProcess, Host
 from orchestrator.store.reading import _comparison_key
@@ -278,21 +279,31 @@ def test_the_engine_of_this_project_for_real(here: TinyHost) -> None:
         assert telemetry.engine_counters(here.remote, engine) == EngineCounters(None, 64)
         for kind in ("sglang", "vllm", "llama-server"):
             asked = here.engine(kind=kind, **changes)
-            assert provenance.environment(here.remote, asked, process).facts["engine_arguments"] is None
+            told = '{"max_model_len": 2048}' if kind == "vllm" else None  # both say it at /v1/models
+            assert provenance.environment(here.remote, asked, process).facts["engine_arguments"] == told
             assert telemetry.engine_counters(here.remote, asked) == EngineCounters(None, None)
     finally:
         assert serve.stop(here.remote, engine)
 
 
+@pytest.mark.parametrize(
+    ("model", "told", "sent"), [(None, "deepseek", "deepseek"), ("mine", "deepseek", "mine"), (None, None, None)]
+)
+def test_the_model_that_requests_name(model: str | None, told: str | None, sent: str | None) -> None:
+    """That of the inventory; without one, what an engine of a known kind said of itself; else none."""
+    engine = Fake("http://127.0.0.1:1").engine("vllm", model=model)
+    assert as_served(engine, {"model": told}).model == sent
+
+
 @pytest.mark.parametrize("kind", get_args(EngineKind))
 def test_the_stub_for_real(remote: LocalRemote, kind: EngineKind) -> None:
-    """A server that has completions and nothing to say of itself leaves all of it unknown."""
+    """A server that has completions and the name of its model, and no more to say of itself: all else is unknown."""
     command = [sys.executable, SUPPORT / "stub_engine.py", "--ttft-ms", "1", "--itl-ms", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stub:
         assert stub.stdout is not None
         try:
             engine = Fake(f"http://127.0.0.1:{int(stub.stdout.readline().split()[1])}").engine(kind)
-            assert set(engine_answers.read(provenance._questions(engine)).values()) <= {None}
+            assert set(engine_answers.read(provenance._questions(engine)).values()) <= {None, "stub"}
             assert telemetry.engine_counters(remote, engine) == EngineCounters(None, None)
         finally:
             stub.terminate()

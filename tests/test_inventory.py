@@ -15,7 +15,7 @@ import pytest
 from orchestrator import inventory
 from orchestrator.errors import InventoryError, UnknownNameError
 from orchestrator.inventory.shapes import SECTIONS, allowed_keys
-from orchestrator.records import CheckSettings
+from orchestrator.records import CheckSettings, Launcher
 
 GOOD = """\
 version: 1
@@ -71,6 +71,12 @@ def with_check(*lines: str) -> str:
     """The good inventory whose target has a ``check`` (line 16) with these lines."""
     block = "".join(f"      {line}\n" for line in lines)
     return GOOD.replace("    kernel: mla_kernel\n", f"    kernel: mla_kernel\n    check:\n{block}")
+
+
+def with_launcher(keys: str) -> str:
+    """The good inventory whose engine has a launcher in place of what only a command has, on line 8."""
+    lines = [line for line in GOOD.splitlines() if not line.startswith("    env:")]
+    return "\n".join(f"    launcher: {{{keys}}}" if "command:" in line else line for line in lines) + "\n"
 
 
 # ---- accepted
@@ -131,6 +137,20 @@ def test_what_check_needs_to_know(tmp_path: Path) -> None:
         assert inventory.load(write(tmp_path, nothing)).targets["mla"].check == CheckSettings()
 
 
+def test_an_engine_names_who_starts_it(tmp_path: Path) -> None:
+    """A launcher by its kind alone, or with its keys: then no command is needed. The kept copy has it too."""
+    assert inventory.load(write(tmp_path, GOOD)).engines["sglang"].launcher == Launcher()
+    by_name = GOOD.replace("    env:", "    launcher: command\n    env:")
+    assert inventory.load(write(tmp_path, by_name)).engines["sglang"].launcher == Launcher()
+    assert inventory.load(write(tmp_path, with_launcher("kind: manual"))).engines["sglang"].command == ()
+    (tmp_path / "variants").mkdir()
+    text = with_launcher("kind: manual, restart_command: sh -c 'pkill -x engine', timeout_s: 30")
+    for _ in ("read", "kept"):
+        launcher = inventory.load(write(tmp_path, text)).engines["sglang"].launcher
+        assert launcher == Launcher(kind="manual", restart_command=("sh", "-c", "pkill -x engine"), timeout_s=30.0)
+        assert not launcher.runs_command and not launcher.can_be_stopped
+
+
 def test_anchors_and_merged_keys_work(tmp_path: Path) -> None:
     """An entry may take over another's keys, and its own win."""
     text = GOOD.replace("  gpu-a:\n", "  gpu-a: &a {port: 22, user: me}\n  gpu-c: {<<: *a, port: 24}\n")
@@ -152,6 +172,9 @@ def test_the_schema_knows_every_key_and_no_name(tmp_path: Path) -> None:
     assert {"type": "string"} in schema["$defs"]["engines"]["properties"]["command"]["anyOf"]
     check = schema["$defs"]["CheckSettings"]
     assert sorted(check["properties"]) == sorted(field.name for field in dataclasses.fields(CheckSettings))
+    launcher = schema["$defs"]["Launcher"]
+    assert sorted(launcher["properties"]) == sorted(field.name for field in dataclasses.fields(Launcher))
+    assert "systemd" in schema["$defs"]["engines"]["properties"]["launcher"]["anyOf"][0]["enum"]
     assert {"type": "string"} in check["properties"]["reference"]["anyOf"] and len(check["properties"]["arch"]) == 1
 
 
@@ -166,8 +189,8 @@ REFUSALS: dict[str, tuple[str | bytes, list[str]]] = {
         ],
     ),
     "a required key missing": (
-        with_lines(kernel="    # none"),
-        ["inventory.yaml:12: targets.mla.kernel: missing"],
+        with_lines(python="    # none"),
+        ["inventory.yaml:6: engines.sglang.python: missing"],
     ),
     "unknown section": (
         "hosts: {a: }\ntarget: {}\n",
@@ -306,6 +329,65 @@ REFUSALS: dict[str, tuple[str | bytes, list[str]]] = {
     "an empty text": ("hosts: {a: {user: ''}}\n", ["inventory.yaml:1: hosts.a.user: is empty; leave the key out"]),
     "no host at all": ("hosts:\n", ["inventory.yaml:1: hosts: wanted at least one host"]),
     "another version": ("version: 2\nhosts: {a: }\n", ["inventory.yaml:1: version: wanted 1, found 2"]),
+    "a launcher that does not exist": (
+        with_launcher("kind: systemctl"),
+        [
+            "inventory.yaml:8: engines.sglang.launcher.kind: wanted one of command, systemd, container, manual, "
+            'found "systemctl" (did you mean systemd?)'
+        ],
+    ),
+    "a launcher by a wrong name": (
+        GOOD.replace("    env:", "    launcher: docker\n    env:"),
+        ['inventory.yaml:10: engines.sglang.launcher: wanted a mapping, found "docker"'],
+    ),
+    "a misspelt key of a launcher": (
+        with_launcher("kind: systemd, units: x"),
+        ["inventory.yaml:8: engines.sglang.launcher.units: unknown key; allowed: kind, mode, name,"],
+    ),
+    "keys of another kind of launcher": (
+        with_launcher("kind: systemd, unit: x, name: y"),
+        ["inventory.yaml:8: engines.sglang.launcher.name: has no meaning with kind: systemd; its keys: kind, unit,"],
+    ),
+    "keys of a command under a unit": (
+        GOOD.replace("    env:", "    launcher: {kind: systemd, unit: x}\n    cwd: /x\n    env:"),
+        [
+            "inventory.yaml:8: engines.sglang.command: has no meaning with launcher: systemd; it is started by what is",
+            "inventory.yaml:11: engines.sglang.cwd: has no meaning with launcher: systemd; it is started where it",
+            "inventory.yaml:12: engines.sglang.env: has no meaning with launcher: systemd; set it where the engine is",
+        ],
+    ),
+    "a unit without a name": (
+        with_launcher("kind: systemd"),
+        ["inventory.yaml:8: engines.sglang.launcher.unit: missing; the unit that runs the engine, as sglang.service"],
+    ),
+    "a container without its own python": (
+        with_launcher("kind: container, name: x, python: python3"),
+        ["inventory.yaml:8: engines.sglang.launcher.python: wanted a path inside the container from '/' (an"],
+    ),
+    "an exec without a command": (
+        with_launcher("kind: container, name: x, python: /p, mode: exec"),
+        ["inventory.yaml:6: engines.sglang.command: missing"],
+    ),
+    "a unit of the login that wants root": (
+        with_launcher("kind: systemd, unit: x, user: true, sudo: true"),
+        ["inventory.yaml:8: engines.sglang.launcher.sudo: has no meaning with user: true"],
+    ),
+    "an option in place of a unit": (
+        with_launcher("kind: systemd, unit: --now"),
+        ["inventory.yaml:8: engines.sglang.launcher.unit: may not begin with '-'"],
+    ),
+    "an empty restart command": (
+        with_launcher("kind: manual, restart_command: []"),
+        ["inventory.yaml:8: engines.sglang.launcher.restart_command: the first argument, the program, is empty"],
+    ),
+    "an engine without a command": (
+        GOOD.replace("    command: python -m sglang.launch_server --model-path '/models/a b'\n", ""),
+        ["inventory.yaml:6: engines.sglang.command: missing"],
+    ),
+    "an engine with an empty command": (
+        with_lines(command="    command: []"),
+        ["inventory.yaml:8: engines.sglang.command: wanted at least one entry, found none"],
+    ),
     "a key twice": (
         "hosts:\n  a:\n  b:\n  a:\n  b:\n",
         ["inventory.yaml:4: hosts.a: given twice; first on line 2", "inventory.yaml:5: hosts.b: given twice"],

@@ -11,7 +11,8 @@ import numpy
 import pytest
 
 from orchestrator.clients import CLIENTS, ExitEvidence, load_client, loadgen
-from orchestrator.clients.loadgen_adapter import LoadgenClient, percentile, source, version
+from orchestrator.clients.loadgen_adapter import LoadgenClient, source, version
+from orchestrator.clients.pooling import percentile
 from orchestrator.errors import LoadError, UnknownNameError
 from orchestrator.metrics import METRICS
 from orchestrator.records import Engine, Workload, digest_of

@@ -114,6 +114,7 @@ class Laptop:
     wishes: run.Wishes = field(default_factory=run.Wishes)
     survives: bool = False
     kv_pool: int = 1000
+    launcher: Launcher = field(default_factory=Launcher)
 
     def session(self, store: Store) -> Session:
         """What an operation has in hand."""
@@ -122,7 +123,7 @@ class Laptop:
             store=watched,
             target=make.TARGET,
             project=SimpleNamespace(workload=lambda name: WORKLOAD),
-            engine=SimpleNamespace(name="stub", launcher=Launcher()),
+            engine=SimpleNamespace(name="stub", launcher=self.launcher),
             is_node=False,
             baseline=lambda: store.baseline("flash"),
         )
@@ -556,6 +557,23 @@ def test_an_interruption_puts_the_host_back_and_says_so(laptop: Laptop, interrup
     assert laptop.live == "baseline"
     assert laptop.conduct(number).experiment.status == "decided"
     assert laptop.n_starts == 8 + 1, "only the start that was under way is made again, not its block"
+
+
+def test_a_service_runs_again_when_an_experiment_is_left(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that a unit keeps is given back after an interruption, once the host is, and nobody is told a lie."""
+    laptop.launcher = Launcher(kind="systemd", unit="sglang.service")
+
+    def interrupted(made: Trial) -> None:
+        raise KeyboardInterrupt
+
+    number = laptop.begin(drawn())
+    for is_started in (True, False):
+        monkeypatch.setattr(run, "give_engine_back", lambda *_, answer=is_started: laptop.act("back") or answer)
+        laptop.faults, laptop.acts, laptop.told = {laptop.n_starts + 1: interrupted}, [], []
+        with pytest.raises(InterruptedError_):
+            laptop.conduct(number)
+        assert laptop.acts[-2:] == ["revert", "back"]
+        assert laptop.kinds("restored", "left", "engine") == ["restored", "left", "engine"][: 2 + is_started]
 
 
 def test_the_start_under_way_may_be_finished_first(laptop: Laptop) -> None:

@@ -67,6 +67,12 @@ class Question:
     caveats: tuple[str, ...] = ()
 
     @property
+    def kernel(self) -> str:
+        """Its name; only a target with a kernel is checked."""
+        assert self.target.kernel is not None
+        return self.target.kernel
+
+    @property
     def is_baseline(self) -> bool:
         """Whether the baseline itself is checked."""
         return self.digest == self.base_digest
@@ -120,7 +126,7 @@ def check_offline(question: Question, compiler: Compiler) -> Verdict:
         variant=question.variant,
         digest=question.digest,
         base_digest=question.base_digest,
-        kernel=question.target.kernel,
+        kernel=question.kernel,
         status=status,
         source=chosen.kind,
         archs=question.archs,
@@ -166,7 +172,7 @@ def sweep_offline(question: Question, words: Sequence[str], compiler: Compiler) 
         variant=question.variant,
         digest=question.digest,
         base_digest=question.base_digest,
-        kernel=question.target.kernel,
+        kernel=question.kernel,
         source=chosen.kind,
         triton_version=compiler.environment.version,
         host_triton_version=question.host_triton_version,
@@ -184,8 +190,8 @@ def sweep_offline(question: Question, words: Sequence[str], compiler: Compiler) 
 def _kernels(question: Question, compiler: Compiler) -> tuple[Kernel, Kernel]:
     """The variant's kernel and the baseline's, with their autotune lists."""
     modules = {file.name: file.module for file in question.target.files}
-    own = lift(question.files, question.target.kernel, modules=modules)
-    base = own if question.is_baseline else lift(question.base_files, question.target.kernel, modules=modules)
+    own = lift(question.files, question.kernel, modules=modules)
+    base = own if question.is_baseline else lift(question.base_files, question.kernel, modules=modules)
     listings = list({lifted.listing.digest: lifted.listing for lifted in (own, base) if lifted.has_autotune}.values())
     plain = {listing.digest: read_plain_list(listing) for listing in listings}
     computed = [listing for listing in listings if plain[listing.digest] is None]
@@ -212,7 +218,7 @@ def launch_default() -> KernelConfig:
 
 def _configs_of(question: Question, kernel: Kernel) -> tuple[KernelConfig, ...]:
     if kernel.configs is None:
-        which, why = f"{question.variant} ({question.target.kernel})", kernel.why_no_configs
+        which, why = f"{question.variant} ({question.kernel})", kernel.why_no_configs
         raise CheckError(
             f"the autotune list of {which} cannot be computed on this machine{f' ({why})' if why else ''}",
             next_step="force one config: `orch variant new NAME --set num_stages=3` names the knobs that it needs too",

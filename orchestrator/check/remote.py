@@ -46,13 +46,18 @@ def check_remote(
         import_timeout_s: an import that takes longer has failed.
 
     Raises:
-        UsageError: the reference command names neither ``{file}`` nor ``{folder}``.
+        UsageError: the reference command names neither ``{file}`` nor ``{folder}``, or the engine is in a container.
         EngineError: the engine's Python is not there.
         HostWriteError: no space in the scratch folder.
         RemoteCommandError: the reference command is not there, or the engine's working directory.
         ConnectionError_: the host cannot be reached, or the line died.
     """
     _require_placeholder(target)
+    if engine.launcher.kind == "container":
+        raise UsageError(
+            f"engine {engine.name} runs in container {engine.launcher.name}, where the scratch folder is not",
+            next_step="leave --remote out: `orch bench` tries the variant, and `orch revert` takes it back",
+        )
     label = f"{variant.name} on {target.host}"
     report(Progress("check", f"{label}: import"))
     findings = [_import_finding(_try_import(remote, engine, target, variant, import_timeout_s), target)]

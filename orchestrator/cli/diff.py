@@ -36,7 +36,7 @@ def command(obj: dict[str, str], variant_name: str | None, target_name: str | No
 
     with (
         ProgressLine() as progress,
-        open_session(project, target.name, progress, is_exclusive=False) as session,
+        open_session(project, target.name, progress, is_exclusive=False, is_patient=False) as session,
     ):
         baseline = session.baseline()
         snapshot = pull(session.remote, target)

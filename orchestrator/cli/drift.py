@@ -43,7 +43,7 @@ def command(obj: dict[str, str], target_name: str | None, offline: bool, exit_co
     if not offline:
         with (
             ProgressLine() as progress,
-            open_session(project, target.name, progress, is_exclusive=False) as session,
+            open_session(project, target.name, progress, is_exclusive=False, is_patient=False) as session,
         ):
             found = find_drift(session)
         _print_found(out, found)

@@ -50,7 +50,7 @@ def _ask_host(out: Output, project: Project, target: Target, *, has_baseline: bo
 
     with (
         ProgressLine() as progress,
-        open_session(project, target.name, progress, is_exclusive=False) as session,
+        open_session(project, target.name, progress, is_exclusive=False, is_patient=False) as session,
     ):
         status = host_status(session)
     _print_host(out, target, status, has_baseline=has_baseline)

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from typing import Any, ClassVar
 
 from orchestrator.clients.driven import Ask, Candidate, DrivenClient, Reading, with_verb
+from orchestrator.clients.judging import refuse_constant
 from orchestrator.clients.reading import finite, finite_or_none
 from orchestrator.errors import LoadError
 from orchestrator.records import Engine, RequestRecord, Workload
@@ -52,13 +53,17 @@ class AiperfClient(DrivenClient):
             *("--osl", str(workload.output_tokens), "--osl-stddev", "0"),
             *("--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"),
             *("--use-server-token-count", "--random-seed", str(ask.seed), "--failed-request-threshold", "0.0"),
+            *("--request-timeout-seconds", str(workload.request_timeout_s)),
             *("--export-level", "records", "--artifact-dir", ask.folder, "--ui", "none"),
         ]
 
     def read(self, files: Mapping[str, str]) -> Reading:
         """Metrics of the one file, requests of the other. A count that is not there is 0."""
-        result = json.loads(files["result"])
-        rows = [row for row in map(json.loads, files["records"].splitlines()) if _is_measured(row)]
+        result, *records = (
+            json.loads(text, parse_constant=refuse_constant)
+            for text in (files["result"], *files["records"].splitlines())
+        )
+        rows = [row for row in records if _is_measured(row)]
         rows.sort(key=lambda row: (row["metadata"].get("session_num", 0), row["metadata"]["request_start_ns"]))
         starts = [int(row["metadata"]["request_start_ns"]) for row in rows]
         ends = [int(row["metadata"]["request_end_ns"]) for row in rows]

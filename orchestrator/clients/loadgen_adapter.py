@@ -18,6 +18,7 @@ from typing import Any
 from orchestrator.clients import loadgen
 from orchestrator.clients.base import ClientRun, ExitEvidence, ParsedLoad
 from orchestrator.clients.judging import NonFiniteError, failed, how_it_ended, last_words, refuse_constant, told
+from orchestrator.clients.pooling import statistics_of
 from orchestrator.errors import LoadError
 from orchestrator.records import Engine, LoadProgress, RequestRecord, Workload, digest_of, short
 
@@ -256,7 +257,7 @@ def metrics_of(requests: Sequence[RequestRecord], concurrency_peak: int) -> dict
         "requests_per_s": len(requests) / duration_s,
     }
     for quantity, values in pools.items():
-        metrics |= _statistics(quantity, values)
+        metrics |= statistics_of(quantity, values)
     return metrics | {
         "duration_s": duration_s,
         "n_ok": len(requests),
@@ -264,24 +265,3 @@ def metrics_of(requests: Sequence[RequestRecord], concurrency_peak: int) -> dict
         "n_output_tokens": n_output_tokens,
         "concurrency_peak": concurrency_peak,
     }
-
-
-def _statistics(quantity: str, values: list[float]) -> dict[str, float | None]:
-    """Mean and percentiles of a pool; of an empty one nothing was measured."""
-    ordered = sorted(values)
-    return {
-        f"{quantity}_mean": math.fsum(ordered) / len(ordered) if ordered else None,
-        f"{quantity}_p50": percentile(ordered, 0.50),
-        f"{quantity}_p90": percentile(ordered, 0.90),
-        f"{quantity}_p99": percentile(ordered, 0.99),
-    }
-
-
-def percentile(ordered: Sequence[float], q: float) -> float | None:
-    """The q-quantile of values in rising order, by linear interpolation; None of no values."""
-    if not ordered:
-        return None
-    position = (len(ordered) - 1) * q
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)

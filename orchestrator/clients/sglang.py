@@ -1,7 +1,9 @@
 """Adapter of SGLang's own load client, ``python -m sglang.benchmark.serving`` (before 0.5.13 or so ``bench_serving``).
 
 Against SGLang itself it uses the native backend, the only one to which the client sends token ids, so that prompts have
-exactly the length asked for. Against any other engine it uses ``/v1/completions``; prompts are then text.
+exactly the length asked for. Against any other engine it uses ``/v1/completions``; prompts are then text, and the
+client counts the output tokens that it asked for, whatever came. (A busy vLLM puts many tokens into one chunk, so the
+number of chunks says nothing; asked for usage, the client takes the event that has it for a failure.)
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ MODULES = ("sglang.benchmark.serving", "sglang.bench_serving")
 NATIVE = "sglang"
 
 _VERSION = (
-    "import importlib.metadata as m, importlib.util as u, sys; "
-    "u.find_spec({module!r}) or sys.exit('no module {module}'); print(m.version('sglang'))"
+    "import importlib.metadata as m, importlib.util as u, os, sys; top, *rest = {module!r}.split('.'); "
+    "spec = u.find_spec(top); places = spec.submodule_search_locations if spec else []; "
+    "files = [os.path.join(place, *rest) for place in places]; "
+    "any(os.path.exists(f + '.py') for f in files) or sys.exit('no module {module}'); print(m.version('sglang'))"
 )
+"""Looks for the file: an import of the module would bring half of SGLang along."""
 
 
 class SglangClient(DrivenClient):
@@ -38,7 +43,7 @@ class SglangClient(DrivenClient):
     def arguments(self, ask: Ask) -> Sequence[str]:
         """Fixed lengths are a range ratio of 1.0 here; end of sequence ignored and temperature 0 by default."""
         workload = ask.workload
-        is_native = any("sglang" in word for word in ask.engine.command)
+        is_native = _is_sglang(ask.engine)
         return [
             *("--backend", NATIVE if is_native else "vllm"),
             *("--base-url", ask.base_url),
@@ -59,7 +64,10 @@ class SglangClient(DrivenClient):
         ]
 
     def read(self, files: Mapping[str, str]) -> Reading:
-        """The last line: the client appends. It does not count failures, so those are what is missing."""
+        """The last line: the client appends. It does not count failures, so those are what is missing.
+
+        The request rate in it is an infinity, rightly; so only what is read is looked at.
+        """
         lines = files["result"].splitlines()
         result = json.loads(lines[-1])
         is_native = result.get("backend") == NATIVE
@@ -74,6 +82,11 @@ class SglangClient(DrivenClient):
             ttft_ms=() if arrays is None else arrays.ttft_ms(),
             texts=() if arrays is None else arrays.texts,
         )
+
+
+def _is_sglang(engine: Engine) -> bool:
+    """By the engine's kind; where the inventory names none, by its command line."""
+    return engine.kind == "sglang" or (engine.kind == "other" and any("sglang" in word for word in engine.command))
 
 
 def _candidate(command: tuple[str, ...]) -> Candidate:

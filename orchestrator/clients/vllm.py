@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from orchestrator.clients.driven import Ask, Candidate, DrivenClient, Reading, with_verb
+from orchestrator.clients.judging import refuse_constant
 from orchestrator.clients.reading import Arrays, shared_metrics
+from orchestrator.errors import LoadError
 from orchestrator.records import Engine, Workload
 
 VERB = ("bench", "serve")
@@ -28,6 +30,12 @@ class VllmClient(DrivenClient):
     def arguments(self, ask: Ask) -> Sequence[str]:
         """Fixed lengths are a range ratio of 0 here; the client's own test request and warm-up are off."""
         workload = ask.workload
+        if ask.engine.kind == "llama-server":
+            raise LoadError(
+                f"workload {workload.name}: vLLM's client does not see how many tokens llama-server made, and counts "
+                "those of the text anew, which are others",
+                next_step="load llama-server with another client",
+            )
         return [
             *("--backend", "openai", "--base-url", ask.base_url, "--endpoint", "/v1/completions"),
             *(("--model", ask.engine.model) if ask.engine.model else ()),
@@ -49,7 +57,7 @@ class VllmClient(DrivenClient):
 
     def read(self, files: Mapping[str, str]) -> Reading:
         """One object. Its peak of concurrency counts requests within a second, so it is not taken."""
-        result = json.loads(files["result"])
+        result = json.loads(files["result"], parse_constant=refuse_constant)
         arrays = Arrays.of(result)
         n_ok = int(result["completed"])
         n_told = result.get("failed")

@@ -119,13 +119,12 @@ class NodeRemote(Remote):
     Attributes:
         job: of Slurm, whose keeper runs there.
         node: its name.
-        login: the login host; closed with this when ``owns_login``.
+        login: the login host; not closed with this.
     """
 
-    def __init__(self, login: Remote, job: NodeJob, *, owns_login: bool = False) -> None:
+    def __init__(self, login: Remote, job: NodeJob) -> None:
         self.login, self.job, self.node = login, job, job.node
         self.host: Host = replace(login.host, name=node_name(login.host, job.node))
-        self._owns_login = owns_login
         self._numbers = itertools.count()
         self._prefix = secrets.token_hex(6)
 
@@ -211,8 +210,6 @@ class NodeRemote(Remote):
 
     def close(self) -> None:
         """Leaves the node as it is: a later command finds it again, or it is given back after its idle time."""
-        if self._owns_login:
-            self.login.close()
 
 
 def node_name(host: Host, node: str) -> str:
@@ -259,7 +256,7 @@ def open_nodes(
         patience_s: instead of ``queue_timeout_s``.
 
     Returns:
-        One for each node, by name. They do not own ``login``.
+        One for each node, by name. They live as long as ``login``.
 
     Raises:
         NodeLostError: a job ended before it ran, or waited longer than ``queue_timeout_s``. What was asked for here is

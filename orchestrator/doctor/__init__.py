@@ -1,9 +1,10 @@
 """Checks the whole chain from this machine to the load client, before anything depends on it: ``orch doctor``.
 
 Gives one ``Finding`` a check, in the order in which things are used, and goes on after a failure as far as the next
-check can stand. Writes nothing, neither here nor on the host; only the scratch folder is made where it is missing.
+check can stand. Writes nothing, neither here nor on the host; only the scratch folder is made where it is missing, and
+on a cluster Slurm is asked for a node.
 
-    line.py    ssh configuration, host key, login, round trip        target.py     the files, live bytes, the kernel
+    line.py    ssh configuration, host key, login, node              target.py     the files, live bytes, the kernel
     host.py    tools, clock, scratch folder (seen by host_facts.py)  leftovers.py  what an earlier run left there
     engine.py  Python, program, port, modules (seen by host/survey.py)
     gpu.py     GPUs, who uses them, clocks                           record.py     inventory, results.db, workspace
@@ -39,7 +40,9 @@ def examine(project: Project, checked: Target) -> Iterator[Finding]:
         yield skipped("host", f"nothing on {its_host.name} was looked at: no connection")
     else:
         with remote:
-            yield from _look_at_host(project, checked, remote, recorded)
+            place = remote if its_host.slurm is None else (yield from line.reach_node(remote))
+            if place is not None:
+                yield from _look_at_host(project, checked, place, recorded)
     yield engine.check_workloads(project.engine_of(checked), project.inventory.workloads)
     yield check_results(project, recorded)
     yield check_workspace(project, checked, recorded)

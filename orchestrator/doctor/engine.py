@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from orchestrator.clients import driven, load_client, loadgen_adapter
 from orchestrator.connection import Remote
 from orchestrator.doctor.findings import Finding, fail, failed_by, ok, skipped, warn
-from orchestrator.doctor.host_facts import HostFacts
+from orchestrator.doctor.host_facts import HostFacts, starts_by
 from orchestrator.engines import knowledge_of
 from orchestrator.errors import LoadError, OrchError
 from orchestrator.host import engine_port, engine_state_dir, run_program
@@ -61,9 +61,10 @@ def _survey(remote: Remote, engine: Engine, target: Target, scratch_dir: str | N
 
 
 def own_pids(engine: Engine, scratch_dir: str | None, survey: Mapping[str, Any] | None) -> tuple[int, ...]:
-    """The live processes of this engine that orch started."""
-    folder = engine_state_dir(scratch_dir or NOWHERE, engine)
-    return tuple(pid for one in (survey or {}).get("engines", ()) if one["folder"] == folder for pid in one["pids"])
+    """The live processes of this engine: those that orch started, and those that its launcher keeps."""
+    folder, found = engine_state_dir(scratch_dir or NOWHERE, engine), survey or {}
+    started = [pid for one in found.get("engines", ()) if one["folder"] == folder for pid in one["pids"]]
+    return tuple(dict.fromkeys([*started, *found.get("kept_pids", ())]))
 
 
 def client_imports() -> list[str]:
@@ -111,12 +112,17 @@ def check_modules(target: Target, engine: Engine, survey: Mapping[str, Any]) -> 
     """Whether each file of the target is the one that the engine's Python would import for its module."""
     answer = survey["engine_python"]
     if answer.get("error"):
-        text = f"{engine.python}, started as the engine would, could not be asked: {answer['error']}"
-        yield fail("module", text, f"correct env: and command: of engine {engine.name} in inventory.yaml")
+        python, correct = engine.python, f"correct env: and command: of engine {engine.name} in inventory.yaml"
+        if engine.launcher.kind == "container":
+            python, correct = f"{engine.launcher.python} inside", f"start the container: {engine.launcher.name}"
+        yield fail("module", f"{python}, started as the engine would, could not be asked: {answer['error']}", correct)
         return
     for i, file in enumerate(target.files):
         if file.module is not None:
             yield _check_module(target, engine, file.module, file.path, answer["modules"][file.module])
+        elif i == 0 and not file.path.endswith(".py"):
+            text = f"{file.path} is no Python module: that it is in place can be proved, not that the engine reads it"
+            yield warn("module", text, "make sure by what the engine answers or logs that a change of it counts")
         elif i == 0:
             text = f"{file.path} has no module:, so it cannot be proved that the engine imports this file"
             yield warn("module", text, f"add module: to target {target.name} in inventory.yaml")
@@ -137,20 +143,29 @@ def _check_module(target: Target, engine: Engine, module: str, path: str, locate
             f"{module} would come from {located['path']}, not from {path}",
             f"put that path under files: of target {target.name}, or correct its module:",
         )
+    if located.get("is_mount") and engine.launcher.mode == "exec":
+        return fail(
+            "module",
+            f"{located['path']} is mounted by itself into container {engine.launcher.name}: it keeps what it is there",
+            f"mount its folder {path.rpartition('/')[0]} instead",
+        )
     return ok("module", f"{module} is {located['path']}")
 
 
 def check_command(engine: Engine, facts: HostFacts) -> Finding:
     """Whether the engine's program exists, can be executed, and runs the Python that the inventory names."""
-    program, found = engine.command[0], facts.one("program_path")
-    correct = f"correct command: of engine {engine.name} in inventory.yaml"
+    program, found = starts_by(engine), facts.one("program_path")
+    is_own = engine.launcher.kind == "command"
+    correct = f"correct {'command' if is_own else 'launcher'}: of engine {engine.name} in inventory.yaml"
+    if not program:
+        return ok("engine command", "none: its user restarts it when orch asks at the terminal")
     if not found:
         return fail("engine command", f"{program} is not there, or may not be executed", correct)
     if missing := facts.one("interpreter_missing"):
         text = f"{found} asks for {missing} in its first line, which is not there (a moved environment?)"
         return fail("engine command", text, correct)
     folder, _, name = found.rpartition("/")
-    if re.fullmatch(r"python[\d.]*", name) and folder != engine.python.rpartition("/")[0]:
+    if is_own and re.fullmatch(r"python[\d.]*", name) and folder != engine.python.rpartition("/")[0]:
         text = f"{program} is {found}, and python: is {engine.python}: two environments?"
         return warn("engine command", text, f"name one Python in both keys of engine {engine.name}")
     return ok("engine command", found)
@@ -158,6 +173,8 @@ def check_command(engine: Engine, facts: HostFacts) -> Finding:
 
 def check_folder(engine: Engine, scratch_dir: str | None, facts: HostFacts) -> Finding:
     """Whether the folder exists in which the engine is started."""
+    if engine.launcher.kind != "command":
+        return ok("engine folder", "the one in which its launcher starts it")
     if engine.cwd is None:
         return ok("engine folder", f"{scratch_dir or 'none'} (the scratch folder; no cwd: is given)")
     if facts.one("is_folder"):
@@ -168,7 +185,7 @@ def check_folder(engine: Engine, scratch_dir: str | None, facts: HostFacts) -> F
 
 def check_log(engine: Engine, facts: HostFacts) -> Finding | None:
     """Whether the engine's log can be written; None when the inventory leaves its place to orch."""
-    if engine.log is None:
+    if engine.log is None or engine.launcher.kind != "command":
         return None
     if facts.one("is_log_writable"):
         return ok("engine log", engine.log)
@@ -179,10 +196,15 @@ def check_log(engine: Engine, facts: HostFacts) -> Finding | None:
 def check_port(engine: Engine, survey: Mapping[str, Any]) -> Finding:
     """Whether the engine's port is free, or held by an engine that orch started."""
     port, listeners = engine_port(engine), survey["listeners"]
+    if survey["launcher_error"]:
+        correct = f"correct launcher: of engine {engine.name} in inventory.yaml"
+        return fail("engine port", f"its launcher cannot be asked: {survey['launcher_error']}", correct)
     if not survey["can_see_listeners"]:
         return skipped("engine port", f"{port}: this host does not tell who listens (no /proc, no lsof)")
     if not listeners:
         return ok("engine port", f"{port} is free")
+    if survey["kept_pids"] and all(one["is_ours"] for one in listeners):
+        return ok("engine port", f"{port} is held by the engine that its launcher keeps, pid {survey['kept_pids'][0]}")
     if all(one["is_ours"] for one in listeners):
         return ok("engine port", f"{port} is held by the engine that orch started, pid {listeners[0]['pid']}")
     who = "; ".join(dict.fromkeys(_listener_words(one) for one in listeners if not one["is_ours"]))
@@ -219,7 +241,7 @@ def check_url(engine: Engine) -> Finding:
 def check_counters(engine: Engine) -> Finding | None:
     """Whether an engine of a known kind is started so that it counts; None where that is not known."""
     option = knowledge_of(engine.kind).metrics_option
-    if option is None:
+    if option is None or not engine.command:  # what its launcher starts it with is not known here
         return None
     if option not in engine.command:
         text = f"without {option} {engine.kind} does not tell what it preempts and what its prefix cache answers"
@@ -258,7 +280,8 @@ def check_workloads(engine: Engine, workloads: Mapping[str, Workload]) -> Findin
     if problems:
         return fail("workloads", "; ".join(problems), next_step)
     flushing = [name for name, workload in workloads.items() if workload.cache_policy == "flush"]
-    if flushing and engine.cache_flush_path == VLLM_FLUSH_PATH and VLLM_FLUSH_SWITCH not in engine.env:
+    is_told = engine.launcher.runs_command
+    if flushing and is_told and engine.cache_flush_path == VLLM_FLUSH_PATH and VLLM_FLUSH_SWITCH not in engine.env:
         text = (
             f"{', '.join(flushing)}: vLLM has {VLLM_FLUSH_PATH} only when {VLLM_FLUSH_SWITCH}=1 is set for the engine"
         )

@@ -182,6 +182,13 @@ class HostFacts:
         return (most_s + least_s) / 2, abs(most_s - least_s) / 2
 
 
+def starts_by(engine: Engine) -> str:
+    """The program on the host by which the engine is started; empty where its user does it."""
+    launcher = engine.launcher
+    programs = {"systemd": ("systemctl",), "container": (launcher.runtime,), "manual": launcher.restart_command}
+    return next(iter(programs.get(launcher.kind, engine.command)), "")
+
+
 def ask(remote: Remote, scratch_dir: str | None, target: Target, engine: Engine) -> HostFacts:
     """Asks the host for everything that a shell can see.
 
@@ -190,7 +197,7 @@ def ask(remote: Remote, scratch_dir: str | None, target: Target, engine: Engine)
         ConnectionError_, RemoteTimeoutError: no answer.
     """
     folder = engine.cwd or scratch_dir or "/"
-    words = [scratch_dir or "", engine.python, folder, engine.env.get("PATH", ""), engine.command[0], engine.log or ""]
+    words = [scratch_dir or "", engine.python, folder, engine.env.get("PATH", ""), starts_by(engine), engine.log or ""]
     words += [" ".join((*TOOLS, *WITH_SUBSTITUTE)), *(file.path for file in target.files)]
     asked_s = time.time()
     done = remote.run(SCRIPT, words)

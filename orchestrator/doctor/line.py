@@ -8,6 +8,7 @@ from pathlib import Path
 
 from orchestrator.connection import Remote, connect
 from orchestrator.connection.known_hosts import known_keys, lookup_name
+from orchestrator.connection.slurm import open_nodes
 from orchestrator.connection.ssh_config import SshSettings, resolve
 from orchestrator.connection.timing import N_TIMES, time_line
 from orchestrator.doctor.findings import Finding, failed_by, ok, skipped, warn
@@ -43,6 +44,25 @@ def reach(host: Host) -> Generator[Finding, None, Remote | None]:
         return None
     yield check_ssh_config(host, settings)
     return (yield from _log_in(host, settings))
+
+
+def reach_node(login: Remote) -> Generator[Finding, None, Remote | None]:
+    """Asks Slurm for a node through the login host, where none is held yet; that is the one thing that is started.
+
+    Returns:
+        The node, None when there is none. It ends with ``login``.
+    """
+    settings, began_s = login.host.slurm, time.perf_counter()
+    assert settings is not None
+    try:
+        (node,) = open_nodes(login)
+    except OrchError as exc:
+        yield failed_by("node", exc, "try `sinfo` and `squeue --me` on the login host")
+        return None
+    after_s = time.perf_counter() - began_s
+    spread = f"; `orch run` spreads over {settings.nodes}" if settings.nodes > 1 else ""
+    yield ok("node", f"{node.node}, given by Slurm as job {node.job.job_id}, after {after_s:.1f} s{spread}")
+    return node
 
 
 def _log_in(host: Host, settings: SshSettings) -> Generator[Finding, None, Remote | None]:

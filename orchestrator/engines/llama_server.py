@@ -1,10 +1,11 @@
 """llama-server of llama.cpp.
 
-Read in ``tools/server/README.md`` and ``tools/server/tests/unit/test_metrics.py`` of ggml-org/llama.cpp: ``/props`` has
-``build_info``; ``/metrics`` needs ``--metrics``; ``/health`` and ``/v1/models`` answer 503 until the model is loaded.
-``llamacpp:prompt_tokens_total`` counts prompt tokens that were computed, those of the cache are counted apart (since
-August 2026; an older one does not tell). It takes nothing back for want of KV pages. ``n_ctx`` is of one slot or of
-all, by ``--kv-unified``, so it does not tell the size of the pool. Nothing flushes all slots at once.
+Tried on build 10434: ``/props`` has ``build_info`` and what was made of the arguments; ``/metrics`` needs
+``--metrics``; all four paths answer 503 until the model is loaded. ``llamacpp:prompt_tokens_total`` counts prompt
+tokens that were computed, those of the cache are counted apart (since August 2026; an older one does not tell). It
+takes nothing back for want of KV pages. ``n_ctx`` is of one slot or of all, by ``--kv-unified``, which is not told, so
+it does not tell the size of the pool. Nothing flushes all slots at once. Names from ``tools/server/README.md`` of
+ggml-org/llama.cpp.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ LLAMA_SERVER = EngineKnowledge(
     version=Place("/props", ("build_info",)),
     arguments={
         "total_slots": Place("/props", ("total_slots",)),
+        "model_ftype": Place("/props", ("model_ftype",)),
+        "speculative_types": Place("/props", ("default_generation_settings", "params", "speculative.types")),
+        "backend_sampling": Place("/props", ("default_generation_settings", "params", "backend_sampling")),
         "n_ctx": Place("/props", ("default_generation_settings", "n_ctx")),
         "model_path": Place("/props", ("model_path",)),
     },

@@ -1,11 +1,13 @@
 """SGLang, 0.5.x.
 
-Read in ``python/sglang/srt/entrypoints/http_server.py`` of sgl-project/sglang (routes; ``/server_info`` is the fields
-of ``ServerArgs`` with those of the scheduler and ``version``; ``/flush_cache`` answers 400 while requests run) and in
-its ``docs/references/production_metrics.md`` (metrics; they need ``--enable-metrics``). ``sglang:cached_tokens_total``
-has a series for each place that the cache has (``cache_source``); ``sglang:prompt_tokens_total`` counts whole prompts.
+Read back from a running 0.5.23, and in its sources: ``python/sglang/srt/entrypoints/http_server.py`` of
+sgl-project/sglang (routes; ``/server_info`` is the fields of ``ServerArgs`` with those of the scheduler and
+``version``; ``/flush_cache`` answers 400 while requests run) and ``docs/references/production_metrics.md`` (metrics;
+they need ``--enable-metrics``). ``sglang:cached_tokens_total`` has a series for each place that the cache has
+(``cache_source``); ``sglang:prompt_tokens_total`` counts whole prompts. The first of these and
+``sglang:num_retracted_requests_total`` are not there before they have counted something; ``admission`` knows.
 ``sglang:num_retracted_reqs`` tells of the last step only, so it is not among the counters. ``/v1/models`` answers 200
-while ``/health`` is still 503: seen on 0.5.23.
+while ``/health`` is still 503.
 """
 
 from __future__ import annotations

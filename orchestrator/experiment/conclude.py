@@ -127,8 +127,8 @@ def _require_baseline(session: Session, restoration: Restoration, stored: Snapsh
 def end_engine(session: Session) -> EngineEnd:
     """Stops the engine that orch started, whatever it holds in memory, and with it any load that a killed orch left.
 
-    One that only its user can start is left running: ``give_engine_back`` restarts it. Workers whose leader has died are
-    ended too.
+    One that only its user can start is left running: ``give_engine_back`` restarts it. Workers whose leader has died
+    are ended too.
     """
     if not session.engine.launcher.can_be_stopped:
         return "none"

@@ -63,7 +63,7 @@ class Nodes:
         """See ``Place``. A start under way is made again; a half made block whose node is not held any more, too."""
         running = self.running
         store, number = running.session.store, running.experiment_id
-        self._hold()
+        self._hold(self._n_nodes)
         hosts = {lane.remote.host.name for lane in self._lanes}
         is_torn = blocks.tear_old_block(store, number)
         abandoned = store.abandon_running_starts(number, blocks.ABANDONED)
@@ -82,6 +82,7 @@ class Nodes:
     def run(self) -> Ending:
         """See ``Place``."""
         names = [lane.remote.node for lane in self._lanes]
+        self.running.board.n_hosts = len(names)
         self.running.tell("nodes", (f"works on {', '.join(names)}", {"nodes": names, "is_held": True}))
         threads = [threading.Thread(target=self._work, args=(lane,), daemon=True) for lane in self._lanes]
         for thread in threads:
@@ -96,7 +97,7 @@ class Nodes:
 
     def put_back(self) -> RevertError | None:
         """See ``Place``. Each node for itself, whatever is wrong with another."""
-        self._hold()
+        self._hold(1)
         unproved: list[OrchError] = []
         errors: list[OrchError] = []
         for lane in self._lanes:
@@ -126,10 +127,10 @@ class Nodes:
 
     # ---- one node
 
-    def _hold(self) -> None:
-        """Asks for the nodes, unless that was done."""
+    def _hold(self, n_nodes: int) -> None:
+        """Asks for so many nodes, and those on which something of ours may be live, unless that was done."""
         if not self._lanes:
-            self._lanes = [_Lane(remote) for remote in open_nodes_for(self.running.session, self._n_nodes)]
+            self._lanes = [_Lane(remote) for remote in open_nodes_for(self.running.session, n_nodes)]
 
     def _reach_again(self, lane: _Lane) -> None:
         if lane.lost is not None:
@@ -180,6 +181,7 @@ class Nodes:
             make(here, start)
         except _OUT_OF_REACH as exc:
             lane.lost = exc
+            here.board.n_hosts -= 1
             lose_host(here, start, exc)
             return False
         return True

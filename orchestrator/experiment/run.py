@@ -8,13 +8,14 @@ the host's acts are elsewhere. ``Place`` is where the starts are made: ``OneHost
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.designs import Analysis, ExperimentRecord, Plan, StartRecord
 from orchestrator.errors import ExperimentError, InterruptedError_, OrchError, RevertError
 from orchestrator.experiment import admitting, blocks, events
-from orchestrator.experiment.conclude import conclude, end_engine, restart_engine
+from orchestrator.experiment.conclude import conclude, end_engine, give_engine_back, restart_engine
 from orchestrator.experiment.starts import (
     EXPERIMENT_TTL_S,
     Conduct,
@@ -215,11 +216,21 @@ class OneHost:
 
     def finish(self) -> None:
         """See ``Place``: the host as it is used, with its engine. That it does not start changes no verdict."""
+        self._start_engine(restart_engine)
+
+    def give_engine_back(self) -> None:
+        """Of an experiment that is left open: an engine that ran before orch came runs again, on the baseline."""
+        if not self.running.session.engine.launcher.runs_command:
+            self._start_engine(give_engine_back)
+
+    def _start_engine(self, start: Callable[[Session, Restoration], bool]) -> None:
+        """Has the engine started; says how that went, unless it is left as it is."""
         assert self.restoration is not None
         running, is_ready = self.running, False
         name, evidence = running.session.engine.name, ()  # type: tuple[str, tuple[str, ...]]
         try:
-            restart_engine(running.session, self.restoration)
+            if start(running.session, self.restoration) is False:
+                return
             text, is_ready = f"{name} is ready again, on the baseline", True
         except KeyboardInterrupt:
             text = f"{name} is still starting on the baseline"
@@ -253,6 +264,8 @@ def _leave(running: Conduct, place: Place, reason: str) -> OrchError | None:
                 place.end_engines()
         host = "" if trouble is None else f"; the host was not put back: {trouble.message}"
         running.tell("left", (f"{reason}{host}", {"reason": reason, "is_restored": trouble is None}))
+    if trouble is None and isinstance(place, OneHost):
+        place.give_engine_back()
     return trouble
 
 

@@ -60,6 +60,7 @@ class Board:
         failures: of each arm, in a row. wrong_output: the arm whose texts are not the baseline's.
         claims: who makes a block that was begun: pairs are compared, so a block stays on one host.
         conditions: of the first start that counted; nodes have to be alike.
+        n_hosts: how many make starts at the same time.
         ending: set once, by the host that finds it. is_stopped: each host leaves off as soon as it can.
     """
 
@@ -68,6 +69,7 @@ class Board:
     wrong_output: str | None = None
     claims: dict[int, str] = field(default_factory=dict)
     conditions: Mapping[str, str] | None = None
+    n_hosts: int = 1
     ending: Ending | None = None
     is_stopped: bool = False
 
@@ -156,7 +158,8 @@ def _ending(running: Conduct) -> Ending | None:
 def make(running: Conduct, start: StartRecord) -> None:
     """One start, from the push to the gate."""
     session, plan = running.session, running.plan
-    each_s = start_cost_s(session.store, plan)
+    alone_s = start_cost_s(session.store, plan)
+    each_s = None if alone_s is None else alone_s / running.board.n_hosts
     running.tell("start", events.start_begins(running.record(), start, each_s, time.monotonic() - running.began_s))
     hold = Hold(running.ttl_s, True, lambda trial_id: session.store.begin_start(start.id, trial_id))
 

@@ -28,6 +28,8 @@ from .process_table import Process
 
 RECORD_NAME = "process.json"
 MARK = launching.MARK
+NO_MARK = "none#"
+"""The mark of an engine that was started without one: no process has it."""
 MEMBERS_NAME = "members.json"
 LOG_TIMEOUT_S = 20.0
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -122,7 +124,10 @@ def members(state_dir: str, record: Record, table: List[Process]) -> List[Proces
 
 def find_members(state_dir: str, record: Record, table: List[Process]) -> List[Process]:
     """Like ``members``, and writes nothing."""
-    seen = _seen(state_dir)
+    return _of_record(record, table, _seen(state_dir))
+
+
+def _of_record(record: Record, table: List[Process], seen: Set[Tuple[int, str]]) -> List[Process]:
     excluded = process_table.ancestors_of_self(table)
     candidates = [one for one in table if one.pid not in excluded]
     found = {one.pid: one for one in _by_identity(record, candidates, seen)}
@@ -133,6 +138,22 @@ def find_members(state_dir: str, record: Record, table: List[Process]) -> List[P
         found.update((one.pid, one) for one in children)
     first = leader(record, candidates)
     return sorted(found.values(), key=lambda one: (one != first, one.started_s, one.pid))
+
+
+def kept_by(
+    launcher: launching.Launcher, leader: Process, port: int, table: List[Process]
+) -> Tuple[List[Process], launching.Place]:
+    """Every live process of an engine that a launcher keeps, the leader first, though orch has not started it.
+
+    Returns:
+        The processes, and where they listen.
+
+    Raises:
+        LaunchError: the launcher could not be asked.
+    """
+    record: Record = {"mark": NO_MARK, "port": port, "log_path": None, **launching.found(leader)}
+    record.update(launcher.describe(record, leader))
+    return _of_record(record, table, set()), launching.Place(**record.get("listens", {"port": port}))
 
 
 def _seen(state_dir: str) -> Set[Tuple[int, str]]:

@@ -12,13 +12,14 @@ import os
 import re
 import shutil
 import subprocess
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import process_table
 from .process_table import Process
 
 TIMEOUT_S = 60.0
 MAX_LINKS = 40
+_MOUNT_ESCAPE = re.compile(r"\\([0-7]{3})")
 _INSIDE = """
 import json, os, sys
 def first_line():
@@ -156,6 +157,7 @@ def ask(interpreter: Interpreter, request: Dict[str, Any], question: Dict[str, A
     """Runs the bundle's inner program in an interpreter started like the engine's; what it answers, or an error text.
 
     Start-up files (``.pth``, ``sitecustomize``) run as they do in the engine, so they may print: the last line counts.
+    Root asks as the engine's own user: what that user may write is not run as root, and leaves no files of root's.
     """
     payload = json.dumps({"sources": request["inner_sources"], "request": question})
     argv = [interpreter.python, *interpreter.flags, "-c", request["bootstrap"]]
@@ -173,14 +175,33 @@ def ask(interpreter: Interpreter, request: Dict[str, Any], question: Dict[str, A
             cwd=cwd,
             env=environment,
             timeout=TIMEOUT_S,
+            preexec_fn=None if interpreter.enter else _becoming_owner(interpreter.pid),
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as exc:
+    except (OSError, subprocess.SubprocessError) as exc:
         return {"error": str(exc)}
     if done.returncode:
         last = done.stderr.decode("utf-8", "backslashreplace").strip().splitlines()[-1:]
         return {"error": "exit code %d: %s" % (done.returncode, "".join(last))}
     return json.loads(done.stdout.splitlines()[-1].decode("ascii"))
+
+
+def _becoming_owner(pid: Optional[int]) -> Optional[Callable[[], None]]:
+    """What makes a child of root's the user of a process; None where there is nothing to become."""
+    try:
+        owner = os.stat("%s/%d" % (process_table.PROC, pid)) if pid is not None and os.geteuid() == 0 else None
+    except OSError:
+        return None
+    if owner is None or owner.st_uid == 0:
+        return None
+    user, group = owner.st_uid, owner.st_gid
+
+    def become() -> None:
+        os.setgroups([])
+        os.setgid(group)
+        os.setuid(user)
+
+    return become
 
 
 def follow(root: str, path: str) -> str:
@@ -208,3 +229,26 @@ def follow(root: str, path: str) -> str:
         done = [] if link.startswith("/") else done
         todo = link.split("/") + todo
     return "/".join([root, *done])
+
+
+def followed(pid: int, path: str) -> str:
+    """The path, seen from here, that a process means by ``path``; what it would be where it leads nowhere."""
+    root = "%s/%d/root" % (process_table.PROC, pid)
+    try:
+        return follow(root, path)
+    except OSError:
+        return root + path
+
+
+def is_mount(pid: int, path: str) -> bool:
+    """Whether a file is mounted by itself for a process: such a mount keeps the file when another takes its name."""
+    inside = followed(pid, path)[len("%s/%d/root" % (process_table.PROC, pid)) :]
+    try:
+        with open("%s/%d/mountinfo" % (process_table.PROC, pid)) as file:
+            return any(_MOUNT_ESCAPE.sub(_unescaped, line.split(" ")[4]) == inside for line in file)
+    except OSError:
+        return False
+
+
+def _unescaped(found: Any) -> str:
+    return chr(int(found.group(1), 8))

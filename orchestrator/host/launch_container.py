@@ -64,7 +64,7 @@ class ContainerLauncher(Launcher):
     def describe(self, record: Record, leader: Process) -> Record:
         """The control group, where it is the container's own, and the command that shows this start's log."""
         state = self._state()
-        own = [path for path in group_of(leader.pid) if state.id and state.id in path]
+        own = [_up_to(path, state.id) for path in group_of(leader.pid) if state.id and state.id in path]
         since = "%d" % math.floor(leader.started_s)
         return {
             "argv": process_table.arguments_of(leader.pid),
@@ -76,6 +76,11 @@ class ContainerLauncher(Launcher):
     def end(self, grace_s: float) -> None:
         """Ends the container, which then is not started again by its restart policy."""
         call([self.runtime, "stop", "-t", "%d" % math.ceil(grace_s), self.name], self.timeout_s + grace_s)
+
+    def inside(self) -> Optional[int]:
+        """The container's first process, while it runs."""
+        state = self._state()
+        return state.pid if state.is_running and state.pid else None
 
     def _state(self) -> State:
         told = self._inspect(_FORMAT)
@@ -160,6 +165,12 @@ class ContainerExecLauncher(ContainerLauncher):
                 % (self.name, state.exit_code, shown([self.runtime, "start", self.name]))
             )
         return state
+
+
+def _up_to(path: str, container_id: str) -> str:
+    """The control group of the whole container: its first process may be in one below it."""
+    head, _, tail = path.partition(container_id)
+    return head + container_id + tail.partition("/")[0]
 
 
 def _has_own_network(pid: int) -> bool:

@@ -98,6 +98,10 @@ class Launcher:
             LaunchError: it was refused, or took too long.
         """
 
+    def inside(self) -> Optional[int]:
+        """A process that sees the files as the engine does, where it sees others than this host; None: it does not."""
+        return None
+
     def listens_at(self, port: int) -> Place:
         """Where a listener has to be looked for before a start."""
         return Place(port)

@@ -9,18 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import bytecode, engine_state, http_get, interpreter, process_table, shared_memory
-from .interpreter import follow
+from .interpreter import follow, followed, is_mount
 from .process_table import Process
 
 CTIME_RESOLUTION_S = 0.01
 COARSE_S = 0.1
 ANSWER_TIMEOUT_S = 30.0
 MAX_ANSWER_BYTES = 1 << 24
-_MOUNT_ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def main(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -139,16 +137,13 @@ class _Views:
             if still is None or still.start != one.start:
                 continue  # ended meanwhile: a short-lived child is no witness
             after = began_after(one, view["ctime_s"]) if view["digest"] else None
-            is_mount = _is_mount(one, path)
-            found.append(
-                dict(view, pid=one.pid, started_s=one.started_s, started_after_change=after, is_mount=is_mount)
-            )
+            view.update(pid=one.pid, started_s=one.started_s, is_mount=is_mount(one.pid, path))
+            found.append(dict(view, started_after_change=after))
         return found
 
     def are_of(self, path: str, here: str) -> bool:
         """Whether every process means by a path what is here under another; a mount by itself is judged by its view."""
-        roots = [(one, "%s/%d/root" % (process_table.PROC, one.pid)) for one in self.alive]
-        return all(_is_mount(one, path) or _same_file(_followed(root, path), here) for one, root in roots)
+        return all(is_mount(one.pid, path) or _same_file(followed(one.pid, path), here) for one in self.alive)
 
     def bytecode_of(self, path: str, cached_path: str, optimize: int) -> Dict[str, Any]:
         """The bytecode that Python would use: the worst that any process of the engine sees."""
@@ -165,29 +160,6 @@ class _Views:
             if worst["state"] != "stale":
                 worst.update(state=state, why=why)
         return worst
-
-
-def _followed(root: str, path: str) -> str:
-    """As ``follow``; the path itself where it leads nowhere."""
-    try:
-        return follow(root, path)
-    except OSError:
-        return path
-
-
-def _is_mount(one: Process, path: str) -> bool:
-    """Whether a file is mounted by itself for a process: such a mount keeps the file when another takes its name."""
-    root = _root(one)
-    inside = _followed(root, path)[len(root.rstrip("/")) :]
-    try:
-        with open("%s/%d/mountinfo" % (process_table.PROC, one.pid)) as file:
-            return any(_MOUNT_ESCAPE.sub(_unescaped, line.split(" ")[4]) == inside for line in file)
-    except OSError:
-        return False
-
-
-def _unescaped(found: Any) -> str:
-    return chr(int(found.group(1), 8))
 
 
 def _root(one: Process) -> str:

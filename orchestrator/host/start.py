@@ -35,6 +35,9 @@ def claim(request: Dict[str, Any]) -> Dict[str, Any]:
     alive = engine_state.members(state_dir, earlier, table) if earlier else []
     if launcher.is_managed:
         ran_before = _ran_before(earlier, present)
+        strangers = _strangers(request, launcher, present, alive, table)
+        if strangers:  # found out before anything is ended for nothing
+            return {"outcome": "taken", "listeners": strangers}
         alive = _make_way(request, launcher, present, alive) if launcher.can_stop else []
     else:
         ran_before = False
@@ -54,6 +57,25 @@ def claim(request: Dict[str, Any]) -> Dict[str, Any]:
     record.update(request["record"], boot_id=engine_state.boot_id(), ran_before=ran_before)
     engine_state.write_record(state_dir, record)
     return {"outcome": "claimed"}
+
+
+def _strangers(
+    request: Dict[str, Any],
+    launcher: Launcher,
+    present: Optional[Process],
+    alive: List[Process],
+    table: List[Process],
+) -> List[Dict[str, Any]]:
+    """Who listens on the port of an engine that can be ended, and is not of it."""
+    if not launcher.can_stop:
+        return []
+    kept: List[Process] = []
+    place = launching.Place(request["port"])
+    if present is not None:
+        kept, place = engine_state.kept_by(launcher, present, request["port"], table)
+    own = [one.pid for one in [*kept, *alive]]
+    listeners = engine_state.describe_listeners(place.port, ours=own, network_of=place.pid)
+    return [one for one in listeners if not one["is_ours"]]
 
 
 def _ran_before(earlier: Optional[Dict[str, Any]], present: Optional[Process]) -> bool:

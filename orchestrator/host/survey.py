@@ -8,15 +8,16 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import engine_state, interpreter, launchers, launching, process_table
-from .launching import LaunchError
+from . import engine_state, interpreter, launchers, process_table
+from .launching import LaunchError, Place
 from .process_table import Process
 
 
 def main(request: Dict[str, Any]) -> Dict[str, Any]:
     """Answers listeners on the port, live engines of orch's, and the outfit of the engine's and the client's Python."""
     table = process_table.processes()
-    kept, why_not = _kept(request, table)
+    kept, place, why_not = _kept(request, table)
+    inside = None if why_not else launchers.of(request["launcher"]).inside()
     engines = [found for found in (_engine(folder, table) for folder in _folders(request["engines_dir"])) if found]
     own = next((found for found in engines if found["folder"] == request["state_dir"]), None)
     pids = own["pids"] if own else [one.pid for one in kept]
@@ -26,9 +27,9 @@ def main(request: Dict[str, Any]) -> Dict[str, Any]:
         "engines": engines,
         "kept_pids": [one.pid for one in kept],
         "launcher_error": why_not,
-        "listeners": engine_state.describe_listeners(request["port"], ours=pids),
+        "listeners": engine_state.describe_listeners(place.port, ours=pids, network_of=place.pid),
         "can_see_listeners": process_table.can_see_listeners(),
-        "engine_python": _engine_python(request, alive),
+        "engine_python": _engine_python(request, alive, inside),
         "client_python": _client_python(request),
     }
 
@@ -41,19 +42,19 @@ def _folders(engines_dir: str) -> List[str]:
         return []
 
 
-def _kept(request: Dict[str, Any], table: List[Process]) -> Tuple[List[Process], Optional[str]]:
-    """What runs under the engine's unit, container or restart command now, the leader first; or why nobody can tell."""
-    launcher = launchers.of(request["launcher"])
+def _kept(request: Dict[str, Any], table: List[Process]) -> Tuple[List[Process], Place, Optional[str]]:
+    """What runs under the engine's unit, container or restart command now, the leader first, and where it listens.
+
+    The last is why nobody can tell, where nobody can.
+    """
+    launcher, port = launchers.of(request["launcher"]), request["port"]
     try:
-        leader = launcher.present(request["port"], table)
+        leader = launcher.present(port, table)
         if leader is None:
-            launcher.listens_at(request["port"])
-            return [], None
-        record = {"mark": "", "port": request["port"], "log_path": None, **launching.found(leader)}
-        record.update(launcher.describe(record, leader))
+            return [], launcher.listens_at(port), None
+        return (*engine_state.kept_by(launcher, leader, port, table), None)
     except LaunchError as exc:
-        return [], str(exc)
-    return engine_state.find_members(request["state_dir"], record, table), None
+        return [], Place(port), str(exc)
 
 
 def _engine(folder: str, table: List[Process]) -> Dict[str, Any]:
@@ -76,8 +77,12 @@ def _engine(folder: str, table: List[Process]) -> Dict[str, Any]:
     }
 
 
-def _engine_python(request: Dict[str, Any], alive: List[Process]) -> Any:
-    """Where the engine's Python finds each module, and whether that is the target's file; or an ``error``."""
+def _engine_python(request: Dict[str, Any], alive: List[Process], inside: Optional[int]) -> Any:
+    """Where the engine's Python finds each module, and whether that is the target's file; or an ``error``.
+
+    Args:
+        inside: a process of its container.
+    """
     like_engine = interpreter.of_engine(request, alive)
     question = {
         "modules": sorted(request["modules"]),
@@ -87,7 +92,11 @@ def _engine_python(request: Dict[str, Any], alive: List[Process]) -> Any:
     }
     answer = interpreter.ask(like_engine, request, question)
     for module, located in answer.get("modules", {}).items():
-        located["is_target"] = _is_same_file(located.get("path"), request["modules"][module])
+        path, wanted = located.get("path"), request["modules"][module]
+        located["is_target"] = _is_same_file(path, wanted)
+        if path and inside is not None:
+            located["is_target"] = _is_same_file(interpreter.followed(inside, path), wanted)
+            located["is_mount"] = interpreter.is_mount(inside, path)
     return answer
 
 

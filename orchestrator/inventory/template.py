@@ -97,4 +97,5 @@ workloads:
     # seed: 42
     # request_timeout_s: 120
     # load_timeout_s: 3600
+  # by-vllm: {recipe: short, client: vllm, tokenizer: /models/deepseek}  # the same load by another client
 """

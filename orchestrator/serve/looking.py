@@ -60,8 +60,8 @@ def owes_start(remote: Remote, engine: Engine, *, digest: str, changed_s: float 
         return False
     if found is None:
         return bool(record and record.get("ran_before") and record["stopped_s"] is not None)
-    if record is not None and record["stopped_s"] is None:
-        return bool(record["deployed_digest"] != digest)
+    if record is not None and record["stopped_s"] is None and record["deployed_digest"] is not None:
+        return bool(record["deployed_digest"] != digest)  # not known of what the watcher started on a restored file
     return changed_s is not None and bool(found["started_s"] < changed_s)
 
 

@@ -146,7 +146,7 @@ class Analyses(Database):
         experiment or not. Loads repeated inside one start are averaged into it.
 
         Args:
-            metric: a name of ``metrics.py``. workload: its name; all of them when None.
+            host: of a cluster, all its nodes. metric: a name of ``metrics.py``. workload: its name; all when None.
         """
         rows = self._rows(_BASELINE_VALUES, (host, target, metric, workload))
         groups = (list(group) for _, group in groupby(rows, key=itemgetter(0, 1)))
@@ -173,7 +173,8 @@ _BASELINE_VALUES = """
     FROM trials
     JOIN loads ON loads.trial_id = trials.id
     JOIN metrics ON metrics.load_id = loads.id AND metrics.name = ?3
-    WHERE trials.host = ?1 AND trials.target = ?2 AND (?4 IS NULL OR trials.workload_name = ?4)
+    WHERE (trials.host = ?1 OR trials.host GLOB ?1 || '/*') AND trials.target = ?2
+      AND (?4 IS NULL OR trials.workload_name = ?4)
       AND trials.digest IN (SELECT digest FROM baselines WHERE target = ?2)
       AND trials.status = 'ok' AND loads.status = 'ok' AND metrics.value IS NOT NULL
     ORDER BY trials.id, loads.concurrency_cap, loads.id

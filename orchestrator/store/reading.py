@@ -84,12 +84,13 @@ class Reading(Database):
         """The newest facts recorded on a host; empty when no engine was ever ready there.
 
         Args:
+            host: of a cluster, any of its nodes.
             target: its own newest start there counts before any other target's, for two targets of one host may have
                 two engines, each with its own Triton.
         """
         row = self._row(
-            "SELECT facts FROM trials JOIN environments ON environments.id = environment_id WHERE host = ?1"
-            " ORDER BY target IS ?2 DESC, trials.id DESC LIMIT 1",
+            "SELECT facts FROM trials JOIN environments ON environments.id = environment_id"
+            " WHERE host = ?1 OR host GLOB ?1 || '/*' ORDER BY target IS ?2 DESC, trials.id DESC LIMIT 1",
             (host, target),
         )
         return {} if row is None else dict(json.loads(row[0]))

@@ -39,9 +39,9 @@ def models_folder(engines_folder: Path) -> Path:
 
 @pytest.fixture(params=[Vllm, Sglang], ids=["vllm", "sglang"])
 def real_engine(request: pytest.FixtureRequest, engines_folder: Path, models_folder: Path) -> Iterator[RealEngine]:
-    """Each engine that is installed, with the smallest model."""
+    """Each engine that is installed, with a model so large that its steps, and not its servers, set the pace."""
     kind: type[RealEngine] = request.param
     environment = engines_folder / kind.name
     if not (environment / "bin" / "python").exists():
         pytest.skip(f"{kind.name} is not installed: tests/engines/install.sh FOLDER {kind.name}")
-    yield kind(environment, models_folder / "llama-tiny")
+    yield kind(environment, models_folder / "llama-small")

@@ -19,7 +19,7 @@ SHARED_MEMORY = Path("/dev/shm")
 WORKLOAD = {
     "input_tokens": 64,
     "output_tokens": 64,
-    "prompts_per_concurrency": 60,
+    "prompts_per_concurrency": 16,
     "min_token_id": 300,
     "max_token_id": 4000,
     "cache_policy": "flush",

@@ -21,18 +21,29 @@ from tests.support.cli_project import cli_project
 from tests.support.ssh_project import SessionHost
 from tests.support.stub_engine import running_stub
 
-pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PACE = ("--ttft-ms", 20, "--itl-ms", 4)
 
 
+def place_of(name: str, engines_folder: Path, models_folder: Path, folder: Path) -> Place:
+    """A client in a folder of its own; skips where it is not installed."""
+    client = CLIENTS[name]
+    if not client.is_installed(engines_folder):
+        pytest.skip(f"{name} is not installed in {engines_folder}")
+    return Place(client, engines_folder, models_folder / "llama-tiny", folder)
+
+
 @pytest.fixture(params=CLIENTS)
 def place(request: pytest.FixtureRequest, engines_folder: Path, models_folder: Path, tmp_path: Path) -> Place:
-    """Each client that is installed, in a folder of its own."""
-    client = CLIENTS[request.param]
-    if not client.is_installed(engines_folder):
-        pytest.skip(f"{request.param} is not installed in {engines_folder}")
-    return Place(client, engines_folder, models_folder / "llama-tiny", tmp_path)
+    """Each client, and SGLang's in each of its forms."""
+    return place_of(request.param, engines_folder, models_folder, tmp_path)
+
+
+@pytest.fixture(params=[name for name in CLIENTS if name != "sglang"])
+def judged(request: pytest.FixtureRequest, engines_folder: Path, models_folder: Path, tmp_path: Path) -> Place:
+    """Each client; of SGLang's the old one, asking as it asks any engine, and the new one in SGLang's own protocol."""
+    return place_of(request.param, engines_folder, models_folder, tmp_path)
 
 
 def told(load: LoadResult, status: str, pattern: str) -> None:
@@ -71,51 +82,58 @@ def faults(mode: str, indices: Sequence[int]) -> list[str]:
     return [f"{i}={mode}" for i in indices]
 
 
-def test_23_of_48_requests_fail(place: Place) -> None:
+def test_23_of_48_requests_fail(judged: Place) -> None:
     """A server that answers 23 of 48 requests with an error makes no good load, whatever the client's exit code."""
     with running_stub(*PACE, faults=faults("http:500", range(1, 47, 2))) as stub:
-        load = place.load(stub.base_url, place.workload(prompts_per_concurrency=6), 8)
+        load = judged.load(stub.base_url, judged.workload(prompts_per_concurrency=6), 8)
     told(load, "invalid", r"\d+ of 48 (requests|completed)|of 48 asked")
 
 
-def test_an_error_inside_a_200_stream(place: Place) -> None:
+def test_an_error_inside_a_200_stream(judged: Place) -> None:
     """One answer that turns into an error after some tokens is not counted as a good one."""
     with running_stub(*PACE, faults=["5=error:3"]) as stub:
-        load = place.load(stub.base_url, place.workload(), 4)
-    told(load, "invalid", r"1 of 8 requests|7 completed|of 8 asked")
+        load = judged.load(stub.base_url, judged.workload(), 4)
+    told(load, "invalid", r"\d of 8 requests|7 completed|of 8 asked")
 
 
-def test_an_answer_that_ends_early_without_an_error(place: Place) -> None:
-    """An answer of 2 tokens where 8 were asked for is not a good one, also where the client counts what was asked."""
+def test_an_answer_that_ends_early_without_an_error(judged: Place) -> None:
+    """An answer of 2 tokens where 8 were asked for is not a good one.
+
+    SGLang's client sees that in SGLang's own protocol only: elsewhere it counts what it asked for, and docs/clients.md
+    says so.
+    """
     with running_stub(*PACE, faults=["5=short:2"]) as stub:
-        load = place.load(stub.base_url, place.workload(), 4)
-    told(load, "invalid", r"output tokens|wrong output length|fewer than half of the chunks")
+        load = judged.load(stub.base_url, judged.workload(), 4)
+    if judged.client is CLIENTS["sglang-0.5.9"]:
+        assert (load.status, load.metrics["n_output_tokens"]) == ("ok", 64)
+    else:
+        told(load, "invalid", r"output tokens|wrong output length")
 
 
-def test_a_server_that_stalls(place: Place) -> None:
+def test_a_server_that_stalls(judged: Place) -> None:
     """A request that never ends costs a deadline, not the night, and the client's processes are gone after it."""
     with running_stub(*PACE, faults=["1=stall:3"]) as stub:
-        workload = place.workload(prompts_per_concurrency=1, request_timeout_s=5 if not place.client.words else 15)
-        load = place.load(stub.base_url, workload, 2)
+        workload = judged.workload(prompts_per_concurrency=1, request_timeout_s=5 if not judged.client.words else 15)
+        load = judged.load(stub.base_url, workload, 2)
         served = stub.log()
     told(load, "invalid failed", r"1 of 2 requests|no end within (5|15|30) s|1 completed")
     assert len(served) >= 2 or "no end within 30 s" in load.reasons[0]
 
 
-def test_a_server_that_is_killed_in_mid_run(place: Place) -> None:
+def test_a_server_that_is_killed_in_mid_run(judged: Place) -> None:
     """A server that dies under the load leaves no number behind."""
     with running_stub(*PACE, faults=["9=die:4"]) as stub:
-        load = place.load(stub.base_url, place.workload(prompts_per_concurrency=4), 4)
+        load = judged.load(stub.base_url, judged.workload(prompts_per_concurrency=4), 4)
     told(load, "invalid failed", r"of 16 (requests|completed|asked)|exit code|never sent|stopped")
 
 
 @pytest.mark.parametrize(("how", "status", "pattern"), [("cut", "failed", "cut"), ("infinity", "invalid", "inf")])
-def test_a_damaged_result(place: Place, how: str, status: str, pattern: str) -> None:
+def test_a_damaged_result(judged: Place, how: str, status: str, pattern: str) -> None:
     """A result file of a good run that was cut, or holds an infinity, is none."""
     for_workload: dict[str, Any]
-    for_workload, for_engine = place.damaging(how)
+    for_workload, for_engine = judged.damaging(how)
     with running_stub(*PACE) as stub:
-        load = place.load(stub.base_url, place.workload(**for_workload), 4, **for_engine)
+        load = judged.load(stub.base_url, judged.workload(**for_workload), 4, **for_engine)
     told(load, status, rf"(?i){pattern}")
 
 
@@ -181,11 +199,11 @@ def test_all_of_them_on_a_real_engine_over_ssh(
     try:
         project.write_with(entries)
         project.done("pull")
-        ran = project.orch("bench", "--workload", "short", "--concurrency", "1,4", "--client", "all")
+        ran = project.orch("bench", "--workload", "short", "--concurrency", "4", "--client", "all")
         loads = project.query("select client, loads.status from loads order by id")
     finally:
         project.close()
     print("\n" + ran.out)
     assert ran.code == 0, ran.out + ran.err
     assert {one["client"] for one in loads} == {"loadgen", *(one["client"] for one in entries.values())}
-    assert len(loads) == 2 * (1 + len(entries)) and {one["status"] for one in loads} == {"ok"}
+    assert len(loads) == 1 + len(entries) and {one["status"] for one in loads} == {"ok"}

@@ -6,6 +6,7 @@ Two nodes on this machine, each with processes, a network and a disk of its own 
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,4 +137,22 @@ def test_a_killed_orch_goes_on_with_both_nodes(two: SlurmProject) -> None:
     assert table(told)[0]["rows"][0]["verdict"] == "SLOWER"
     assert two.rows("select count(*) as n from experiment_starts where status = 'ok'") == [{"n": 8}]
     assert all(len(hosts) == 1 for hosts in blocks(two).values()), blocks(two)
+    assert two.are_restored()
+
+
+def test_ctrl_c_puts_both_nodes_back(two: SlurmProject) -> None:
+    """In mid-load on both: loads and engines are stopped and both files restored; ``--stop`` then ends the experiment
+    and gives the nodes back."""
+    two.hold(2, "wait")
+    running = two.begin("run", *PLAN)
+    with_the_variant_live(two)
+    wait_until(lambda: len(two.loads()) >= 2)
+    running.signal(signal.SIGINT)
+    ran = running.end()
+    assert ran.code == 130 and "experiment 1 is stopped, the host is as it was before" in ran.error
+    assert {event["host"] for event in two.events("restored")} == {"cluster/n1", "cluster/n2"}
+    assert all(two.identity_on(node) == two.before_on[node] for node in two.cluster.names)
+    assert two.loads() == [] and two.engines() == []
+    two.let_go()
+    assert two.run("resume", "--stop")[-1]["status"] == "stopped"
     assert two.are_restored()

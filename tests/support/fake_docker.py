@@ -2,18 +2,24 @@
 
 ``FakeDocker(folder)`` installs it; this file is also the program behind it. A container has a root of its own, made of
 bind mounts, in a namespace of its own: what is mounted there has other paths than on this machine, and a file that is
-mounted by itself keeps its old content when another takes its name. Needs root. Pids and network are this machine's.
+mounted by itself keeps its old content when another takes its name. Needs root. Pids are this machine's, and so is the
+network, unless a port is published.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import json
 import os
 import secrets
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -58,11 +64,21 @@ class FakeDocker:
         self.program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I "{__file__}" "{folder}" "$@"\n')
         self.program.chmod(0o755)
 
-    def create(self, name: str, argv: list[str], *, mounts: dict[str, str], env: dict[str, str], cwd: str) -> None:
+    def create(
+        self,
+        name: str,
+        argv: list[str],
+        *,
+        mounts: dict[str, str],
+        env: dict[str, str],
+        cwd: str,
+        published: tuple[int, int] | None = None,
+    ) -> None:
         """A container that does not run yet.
 
         Args:
             mounts: path here → path inside; the system and this Python are mounted under their own paths.
+            published: port here, port inside: then its network is its own, with a proxy between them.
         """
         prefixes = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)} | {sys.prefix}
         places = [path for path in (*SYSTEM, *sorted(prefixes)) if Path(path).exists() and not _is_in_system(path)]
@@ -78,6 +94,7 @@ class FakeDocker:
                 point.touch()
         (root / "tmp").mkdir(exist_ok=True)
         spec = {"id": secrets.token_hex(32), "argv": argv, "binds": binds, "root": str(root), "env": env, "cwd": cwd}
+        spec["published"] = published
         (self.folder / f"{name}.json").write_text(json.dumps(spec))
 
     def start(self, name: str) -> int:
@@ -135,9 +152,10 @@ def _start(folder: Path, name: str) -> None:
         group = state.get("group") or control_group.make(f"orch-test-{name}/docker-{spec['id']}.scope")
         binds = [word for bind in spec["binds"] for word in bind]
         argv = ["/bin/sh", "-c", _IN_FOLDER, spec["cwd"], *spec["argv"]]
+        space = ["unshare", "-mn" if spec["published"] else "-m"]
         with (folder / f"{name}.log").open("ab") as log:
             child = subprocess.Popen(
-                ["unshare", "-m", "/bin/sh", "-c", _ENTER, "enter", spec["root"], *binds, "--", *argv],
+                [*space, "/bin/sh", "-c", _ENTER, "enter", spec["root"], *binds, "--", *argv],
                 env={"PATH": os.environ["PATH"], **spec["env"]},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -146,8 +164,9 @@ def _start(folder: Path, name: str) -> None:
             )
         control_group.enter(group, child.pid)
         child.returncode = 0  # it outlives this program
-        (folder / f"{name}.state").write_text(json.dumps({"pid": child.pid, "group": group}))
         _await_program(child.pid, spec["argv"][0])
+        proxy_pid = _start_proxy(folder, child.pid, *spec["published"]) if spec["published"] else 0
+        (folder / f"{name}.state").write_text(json.dumps({"pid": child.pid, "group": group, "proxy_pid": proxy_pid}))
     print(name)
 
 
@@ -157,9 +176,52 @@ def _await_program(pid: int, program: str) -> None:
         time.sleep(0.005)
 
 
+def _start_proxy(folder: Path, pid: int, outer: int, inner: int) -> int:
+    """What docker calls docker-proxy: a process of the host that holds the published port."""
+    with socket.create_server(("127.0.0.1", outer)) as listening:
+        proxy = subprocess.Popen(
+            [sys.executable, "-I", __file__, str(folder), "proxy", str(listening.fileno()), str(pid), str(inner)],
+            pass_fds=[listening.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    proxy.returncode = 0  # it outlives this program
+    return proxy.pid
+
+
+def _proxy(descriptor: int, pid: int, inner: int) -> None:
+    """Answers on a socket of the host for a port in the network of a process."""
+    listening = socket.socket(fileno=descriptor)
+    with Path(f"/proc/{pid}/ns/net").open() as network:
+        assert ctypes.CDLL(None, use_errno=True).setns(network.fileno(), 0) == 0
+    with socket.socket() as any_socket:  # the loopback of a new network is down
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh", b"lo", 0x41))
+    while True:
+        outside, _ = listening.accept()
+        try:
+            inside = socket.create_connection(("127.0.0.1", inner))
+        except OSError:
+            outside.close()
+            continue
+        for source, sink in ((outside, inside), (inside, outside)):
+            threading.Thread(target=_pump, args=(source, sink), daemon=True).start()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while piece := source.recv(1 << 16):
+            sink.sendall(piece)
+        sink.shutdown(socket.SHUT_WR)
+
+
 def _stop(folder: Path, name: str, grace_s: float) -> None:
     state = _state(folder, name)
-    (folder / f"{name}.state").write_text(json.dumps({**state, "pid": 0}))
+    with contextlib.suppress(ProcessLookupError):
+        if state.get("proxy_pid"):
+            os.kill(state["proxy_pid"], signal.SIGKILL)
+    (folder / f"{name}.state").write_text(json.dumps({**state, "pid": 0, "proxy_pid": 0}))
     first = {state.get("pid", 0)}
     for number, pids, patience_s in (
         (signal.SIGTERM, first, grace_s),
@@ -188,7 +250,8 @@ def _exec(folder: Path, words: list[str]) -> None:
     spec, pid = _spec(folder, name), _state(folder, name).get("pid", 0)
     if not _is_alive(pid):
         sys.exit(f"Error response from daemon: container {name} is not running")
-    argv = ["nsenter", "-t", str(pid), "-m", "-r", "/bin/sh", "-c", _IN_FOLDER, cwd or spec["cwd"], *words]
+    spaces = ["-m", "-r", *(["-n"] if spec["published"] else [])]
+    argv = ["nsenter", "-t", str(pid), *spaces, "/bin/sh", "-c", _IN_FOLDER, cwd or spec["cwd"], *words]
     environment = {"PATH": os.environ["PATH"], **spec["env"], **env}
     if not is_detached:
         os.execvpe(argv[0], argv, environment)
@@ -201,12 +264,14 @@ def _exec(folder: Path, words: list[str]) -> None:
 def _inspect(folder: Path, words: list[str]) -> None:
     spec, pid = _spec(folder, words[-1]), _state(folder, words[-1]).get("pid", 0)
     is_running = _is_alive(pid)
+    outer, inner = spec["published"] or (0, 0)
+    ports = {f"{inner}/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(outer)}]} if inner else {}
     values = {
         ".Id": spec["id"],
         ".State.Pid": pid if is_running else 0,
         ".State.Running": is_running,
         ".State.ExitCode": 0 if is_running else 137,
-        ".NetworkSettings.Ports": {},
+        ".NetworkSettings.Ports": ports,
     }
     text = words[words.index("--format") + 1]
     for key, value in values.items():
@@ -217,6 +282,8 @@ def _inspect(folder: Path, words: list[str]) -> None:
 def main() -> None:
     """One call of the program."""
     folder, words = Path(sys.argv[1]), sys.argv[2:]
+    if words[0] == "proxy":
+        _proxy(*map(int, words[1:]))
     with (folder / "calls").open("a") as calls:
         calls.write(json.dumps(words) + "\n")
     verb = words.pop(0)

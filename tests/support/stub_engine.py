@@ -8,7 +8,7 @@ request with the moments at which its chunks were handed to the socket, on the m
 
 Chunks follow an absolute schedule: chunk k leaves at received + ttft + k × itl, so lateness never adds up. The loop
 waits with ``select``, whose timeouts are exact to microseconds (those of epoll are whole milliseconds). How late it was
-all the same stands in the log: ``late_ms`` of a request. ``--nice N`` sets its priority, where the system permits.
+all the same stands in the log: ``late_ms`` of a request. ``--urgent`` asks for real-time priority, where it is let.
 
 It can be of a kernel's kind: with ``--kernel-file FILE`` it reads that file when it starts, and ``--pace TEXT=FACTOR``
 (times longer), ``--odd TEXT`` (other words), ``--broken TEXT`` (ends while it starts) hold where the file has the text.
@@ -352,7 +352,7 @@ def main() -> None:
     parser.add_argument("--ttft-ms", type=float, default=5.0)
     parser.add_argument("--itl-ms", type=float, default=1.0)
     parser.add_argument("--skip", type=int, default=0)
-    parser.add_argument("--nice", type=int, default=0)
+    parser.add_argument("--urgent", action="store_true")
     parser.add_argument("--fault", type=read_fault, action="append", default=[])
     parser.add_argument("--fault-file", type=Path)
     parser.add_argument("--kernel-file", type=Path)
@@ -375,8 +375,9 @@ def main() -> None:
         word="odd" if any(text in kernel for text in given.odd) else "w",
         fault_file=given.fault_file,
     )
-    with contextlib.suppress(OSError):
-        os.nice(given.nice)
+    if given.urgent:
+        with contextlib.suppress(OSError, AttributeError):  # not permitted; not on this system
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     gc.disable()  # a collection would be lateness
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     with contextlib.suppress(KeyboardInterrupt):
