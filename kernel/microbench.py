@@ -276,6 +276,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="kernel files; the shipped one by default")
     parser.add_argument("--peers", action="store_true", help="FlashMLA, torch and torch.compile beside them")
+    skip = "without torch.compile, which takes seconds at every shape"
+    parser.add_argument("--skip-compile", action="store_true", help=skip)
     each = "every config of a file's list by itself too, also those that its autotuner would not choose"
     parser.add_argument("--each-config", action="store_true", help=each)
     parser.add_argument("--json", action="store_true", help="one JSON object, with every sample")
@@ -302,7 +304,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from kernel import timing
-    from kernel.peers import file_implementations, peers
+    from kernel.peers import TORCH_COMPILED, file_implementations, peers
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     peaks = peaks_of(properties)
@@ -310,7 +312,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     topks = (FIRST_OF_TWO, arguments.topk) if arguments.second else (arguments.topk,)
     implementations, files = file_implementations(arguments.files, each_config=arguments.each_config)
     if arguments.peers:
-        implementations += peers()
+        implementations += [one for one in peers() if not (arguments.skip_compile and one.name == TORCH_COMPILED)]
     shapes = [
         timing.Shape(n_heads=n_heads, n_rows=batch, topks=topks, page_size=PAGE_SIZE)
         for n_heads in arguments.heads

@@ -429,7 +429,9 @@ def test_bytes_that_nobody_asked_for_close_the_connection() -> None:
 
     transport, connection = Transport(), loadgen.Connection()
     connection.connection_made(transport)
-    connection.data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+    unasked = b"HTTP/1.1 408 Request Timeout\r\n\r\n"
+    connection.get_buffer(-1)[: len(unasked)] = unasked
+    connection.buffer_updated(len(unasked))
     assert connection.is_closed and transport.is_aborted
 
 

@@ -288,18 +288,39 @@ def _bytes_of(
 
 @triton.autotune(
     configs=[
-        triton.Config({"BLOCK_H": 16, "BLOCK_T": 32, "AHEAD": 2, "PER_SM": 2}, num_warps=4, num_stages=1),
-        triton.Config({"BLOCK_H": 16, "BLOCK_T": 64, "AHEAD": 2, "PER_SM": 1}, num_warps=8, num_stages=1),
-        triton.Config({"BLOCK_H": 16, "BLOCK_T": 128, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1),
-        triton.Config({"BLOCK_H": 32, "BLOCK_T": 64, "AHEAD": 2, "PER_SM": 1}, num_warps=8, num_stages=1),
-        triton.Config({"BLOCK_H": 32, "BLOCK_T": 128, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1),
-        triton.Config({"BLOCK_H": 64, "BLOCK_T": 32, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1),
-        triton.Config({"BLOCK_H": 64, "BLOCK_T": 64, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1),
+        triton.Config(
+            {"BLOCK_H": 16, "BLOCK_T": 32, "HEADS_ON_M": 0, "AHEAD": 2, "PER_SM": 2}, num_warps=4, num_stages=1
+        ),
+        triton.Config(
+            {"BLOCK_H": 16, "BLOCK_T": 64, "HEADS_ON_M": 0, "AHEAD": 2, "PER_SM": 1}, num_warps=8, num_stages=1
+        ),
+        triton.Config(
+            {"BLOCK_H": 16, "BLOCK_T": 128, "HEADS_ON_M": 0, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1
+        ),
+        triton.Config(
+            {"BLOCK_H": 32, "BLOCK_T": 64, "HEADS_ON_M": 0, "AHEAD": 2, "PER_SM": 1}, num_warps=8, num_stages=1
+        ),
+        triton.Config(
+            {"BLOCK_H": 32, "BLOCK_T": 128, "HEADS_ON_M": 0, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1
+        ),
+        triton.Config(
+            {"BLOCK_H": 64, "BLOCK_T": 32, "HEADS_ON_M": 1, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1
+        ),
+        triton.Config(
+            {"BLOCK_H": 64, "BLOCK_T": 64, "HEADS_ON_M": 1, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1
+        ),
     ],
     key=["rows_bucket", "n_heads", "topk", "second_topk", "n_multiprocessors"],
     prune_configs_by={"early_config_prune": _fitting},
 )
-@triton.jit(do_not_specialize=["n_rows", "rows_bucket", "page_shift", "second_page_shift", "n_multiprocessors"])
+# Triton compiles anew for an argument that is 1 or a multiple of 16: of these that would gain nothing.
+@triton.jit(
+    do_not_specialize=[
+        *("n_rows", "n_heads", "topk", "second_topk", "n_multiprocessors", "rows_bucket"),
+        *("page_units", "page_shift", "second_page_units", "second_page_shift"),
+        *("indices_stride_b", "second_indices_stride_b"),
+    ]
+)
 def sparse_mla_decode_kernel(
     q_ptr,  # bf16 [B, 1, H, D]
     kv_ptr,  # the pool's bytes
@@ -335,11 +356,11 @@ def sparse_mla_decode_kernel(
     E4M3: tl.constexpr,
     BLOCK_H: tl.constexpr,  # heads of a program; those past n_heads are masked
     BLOCK_T: tl.constexpr,  # tokens of a tile
-    AHEAD: tl.constexpr,  # tiles whose bytes are under way while one is computed; 1 with 64 heads
+    HEADS_ON_M: tl.constexpr,  # S = Q KV^T with 64 heads, and not S^T = KV Q^T
+    AHEAD: tl.constexpr,  # tiles whose bytes are under way while one is computed; 1 with heads on M
     PER_SM: tl.constexpr,  # programs that an SM runs at once
 ):
     """One program: BLOCK_H heads, a run of tiles."""
-    HEADS_ON_M: tl.constexpr = BLOCK_H >= 64
     heads = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     program = tl.program_id(1)
     dims = tl.arange(0, 512)
@@ -396,7 +417,7 @@ def sparse_mla_decode_kernel(
         q_heads = q_ptr + row_64 * q_stride_b
         if HEADS_ON_M:
             q = tl.load(q_heads + heads[:, None] * q_stride_h + dims[None, :], mask=is_head[:, None], other=0.0)
-            total = tl.zeros([BLOCK_H, BLOCK_T], tl.float32)
+            total = tl.zeros([BLOCK_H], tl.float32)
             acc = tl.zeros([BLOCK_H, 512], tl.float32)
         else:
             q = tl.load(q_heads + heads[None, :] * q_stride_h + dims[:, None], mask=is_head[None, :], other=0.0)
@@ -440,7 +461,7 @@ def sparse_mla_decode_kernel(
                 new_maximum = tl.maximum(maximum, tl.max(score, 1))
                 rescale = tl.exp2(maximum - new_maximum)
                 weight = tl.where(is_token[None, :], tl.exp2(score - new_maximum[:, None]), 0.0)
-                total = total * rescale[:, None] + weight
+                total = total * rescale + tl.sum(weight, 1)
                 acc = tl.dot(weight.to(kv.dtype), kv, acc * rescale[:, None])
             else:
                 score = tl.dot(kv, q)
@@ -474,7 +495,7 @@ def sparse_mla_decode_kernel(
             )
 
         if HEADS_ON_M:
-            total_h = tl.sum(total, 1)
+            total_h = total
             at = heads[:, None] * 512 + dims[None, :]
             is_stored = is_head[:, None]
         else:
@@ -511,7 +532,7 @@ def _finished_factor(maximum, total, sink_at, is_head, HAS_SINK: tl.constexpr):
     return tl.where(is_empty, 0.0, factor), lse
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_heads", "n_tiles", "tiles_per_program"])
 def sparse_mla_merge_kernel(
     acc_ptr,  # fp32 [parts, H, D]
     max_sum_ptr,  # fp32 [parts, H, 2]
@@ -554,6 +575,33 @@ def sparse_mla_merge_kernel(
 
 CONFIGS = sparse_mla_decode_kernel.configs
 """The autotune list above, read back: the torch path takes its tile from the first."""
+CANDIDATES = [
+    triton.Config(
+        {"BLOCK_H": block_h, "BLOCK_T": block_t, "HEADS_ON_M": heads_on_m, "AHEAD": ahead, "PER_SM": per_sm},
+        num_warps=num_warps,
+        num_stages=1,
+    )
+    for block_h, block_t, heads_on_m, ahead, per_sm, num_warps in (
+        (16, 16, 0, 2, 2, 4),
+        (16, 32, 0, 1, 2, 4),
+        (16, 32, 0, 2, 1, 4),
+        (16, 32, 0, 2, 1, 8),
+        (16, 64, 0, 1, 1, 4),
+        (16, 64, 0, 1, 2, 4),
+        (16, 64, 0, 2, 2, 4),
+        (16, 64, 0, 1, 1, 8),
+        (16, 128, 0, 2, 1, 8),
+        (32, 32, 0, 1, 2, 4),
+        (32, 32, 0, 2, 1, 8),
+        (32, 64, 0, 1, 1, 4),
+        (32, 64, 0, 1, 1, 8),
+        (32, 128, 0, 2, 1, 8),
+        (64, 32, 0, 1, 1, 8),
+        (64, 32, 0, 2, 1, 8),
+        (64, 64, 0, 1, 1, 8),
+    )
+]
+"""What ``python -m kernel.tuner`` tries besides: the list above was chosen by the compiler's words alone."""
 
 
 def sparse_mla_decode(

@@ -644,9 +644,9 @@ look_at_lease() {
     is_live || is_over=yes
 }
 
-nap() { # a signal is taken at once, and only while the shell waits
+doze() { # a signal that is caught ends the wait; one that came just before it, too
     sleep "$1" &
-    wait "$!" && return
+    [ "$is_told" = yes ] || ! wait "$!" || return 0
     kill "$!" 2>/dev/null || :
     [ "$is_told" = yes ] || sleep 1 # no such fraction of a second here, or no process left
 }
@@ -657,7 +657,7 @@ watch() { # until the lease is gone or over, or the watcher is told to end
     trap - HUP INT
     trap 'is_told=yes' TERM # the host shuts down, its batch job is cancelled: there may be no later
     while :; do
-        nap "$poll"
+        doze "$poll"
         is_ours=no is_over=$is_told
         each look_at_lease
         [ "$is_ours" = yes ] || exit 0
@@ -667,6 +667,7 @@ watch() { # until the lease is gone or over, or the watcher is told to end
             expire_group
         )
         case $? in "$OK" | "$FOREIGN") exit ;; esac # anything else may pass (a full disk, a stuck operation): again
+        [ "$is_told" = no ] || sleep 1
     done
 }
 

@@ -62,6 +62,8 @@ class GuidellmClient(DrivenClient):
             *("--constraint", "kind=max_errors,count=1"),
             "--data",
             f"kind=synthetic_text,prompt_tokens={workload.input_tokens},output_tokens={workload.output_tokens}",
+            # all prompts before the run: else a process of its own makes up to 4,096 of them while the load is measured
+            *("--data-loader", f"kind=pytorch,samples={ask.n_requests}"),
             *("--seed", f"kind=static,value={ask.seed}"),
             *("--output", f"kind=json,path={ask.folder}/{self.files['result']}"),
             "--disable-console-interactive",
