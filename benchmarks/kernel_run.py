@@ -3,16 +3,17 @@
     python -m benchmarks.kernel_run FOLDER [--file FILE] [--seconds N] [--dry-run]
 
 Steps in this order, each a process of its own with a limit; one that fails or is late costs the others nothing:
-    check        every config of the list on every case and its share of 60 random ones, many processes at once; both
-                 CUDA graphs; a pool of more than 2^32 bytes
-    tune 16      kernel.tuner for 16 heads; its list goes into FOLDER/candidate.py, a copy of the file
-    compare 16   kernel.microbench of the copy, the shipped kernel and the peers, one pool
-    tune 64, compare 64     the same for 64 heads; the list is now that of both
-    compare two pools       128 + 512 tokens, 16 and 64 heads
-    profile      ncu of the copy, at the shape that is furthest from its goal; left out where there is no ncu
+    check              every config of the list on every case and on its share of 60 random ones, many processes at
+                       once; two CUDA graphs; a pool of more than 2^32 bytes
+    tune 16            kernel.tuner for 16 heads; its list goes into FOLDER/candidate.py, a copy of the file
+    compare 16         kernel.microbench of the copy, the shipped kernel and the peers, one pool
+    tune 64, compare 64    the same for 64 heads; the list is now that of both
+    compare two pools  128 + 512 tokens
+    profile            ncu of the copy, at the shape that is furthest from its goal; left out where there is no ncu
+    compare others     the batches that no goal is about
 
-Everything is written to FOLDER: what each step said (STEP.txt), its JSON, the plots, and SUMMARY.txt: the candidate, the
-shipped kernel and FlashMLA at every shape, beside the goal. Nothing else is touched but a triton cache, in FOLDER too.
+Everything is written to FOLDER: what each step said (STEP.txt), its JSON, one-pool.svg, and SUMMARY.txt: the
+candidate, the shipped kernel and FlashMLA at every shape, beside the goal. Triton's cache is there too.
 
 ``--dry-run`` needs no GPU: the file's torch path on every case, what the tuner would try, and the other commands.
 
@@ -23,10 +24,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -39,8 +42,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 CANDIDATE = ROOT / "benchmarks" / "kernel_ideas" / "flattened.py"
-BATCHES = (96, 1, 64, 8, 128, 32, 48)
-"""What the goals are about first: time may run out."""
+BATCHES, OTHER_BATCHES = "96,1,64,8", "128,32,48"
+"""Those that the goals are about, and the others: time may run out."""
 N_RANDOM = 60
 FLASH_MLA_US = {
     (16, 1): 11.6, (16, 8): 13.3, (16, 64): 39.2, (16, 96): 36.6,
@@ -49,6 +52,7 @@ FLASH_MLA_US = {
 """FlashMLA 1.0.0 on an H200, measured 2026-11-29: for runs without it."""
 NCU_SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "SchedulerStats", "WarpStateStats")
 NCU_PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu")
+ENDED_WELL = "ended well"
 LARGE_POOL_BYTES = 5 * 2**30
 
 
@@ -81,11 +85,11 @@ def factor_of(n_heads: int, batch: int) -> float:
 def steps_of(folder: Path, file: Path, seconds: int) -> Iterator[Step]:
     """In order. What a step needs of an earlier one is read when it is asked for."""
     python = (sys.executable, "-m")
-    mine, batches = (*python, "benchmarks.kernel_run"), ",".join(map(str, BATCHES))
+    mine = (*python, "benchmarks.kernel_run", str(folder), "--file")
     share = seconds / 540
     yield Step(
         name="check",
-        command=(*mine, str(folder), "--file", str(file), "--only-check"),
+        command=(*mine, str(file), "--only-check", "--seconds", str(int(90 * share) + 1)),
         limit_s=100 * share,
         without_gpu=(*python, "kernel.check", str(file), "--device", "cpu"),
     )
@@ -96,43 +100,35 @@ def steps_of(folder: Path, file: Path, seconds: int) -> Iterator[Step]:
         tuner = (*python, "kernel.tuner", str(file), "--heads", str(n_heads), "--json", str(found))
         yield Step(
             name=f"tune {n_heads}",
-            command=(*tuner, "--batch", batches, "--seconds", str(int(95 * share))),
-            limit_s=115 * share,
+            command=(*tuner, "--batch", f"{BATCHES},{OTHER_BATCHES}", "--seconds", str(int(85 * share) + 1)),
+            limit_s=100 * share,
             without_gpu=(*tuner, "--dry-run", "--seconds", "600"),
         )
         chosen += [line for line in _lines_of(found) if line not in chosen]
         candidate = _with_list(file, chosen, folder / "candidate.py") if chosen else file
-        yield Step(
-            name=f"compare {n_heads}",
-            command=_compare(candidate, folder, f"compare-{n_heads}", ("--heads", str(n_heads), "--batch", batches)),
-            limit_s=90 * share,
-            output=f"compare-{n_heads}.json",
-        )
-    yield Step(
-        name="compare two pools",
-        command=_compare(
-            candidate, folder, "compare-two-pools", ("--heads", "16,64", "--batch", "96,1,64", "--second")
-        ),
-        limit_s=70 * share,
-        output="compare-two-pools.json",
-    )
+        yield _compare(candidate, str(n_heads), ("--heads", str(n_heads), "--batch", BATCHES), 70 * share)
+    yield _compare(candidate, "two pools", ("--heads", "16,64", "--batch", "96,1", "--second"), 70 * share)
     ncu = shutil.which("ncu") or next((place for place in NCU_PLACES if Path(place).exists()), None)
     if ncu is not None:
-        n_heads, batch = furthest(rows_of(folder, candidate.name))
+        n_heads, batch = furthest(rows_of(folder))
         sections = [word for section in NCU_SECTIONS for word in ("--section", section)]
-        one = (*mine, str(folder), "--file", str(candidate), "--only-call", f"{n_heads},{batch}")
+        one = (*mine, str(candidate), "--only-call", f"{n_heads},{batch}")
         yield Step(
             name="profile",
             command=(ncu, "--profile-from-start", "off", "--page", "details", *sections, *one),
             limit_s=60 * share,
         )
+    yield _compare(candidate, "others", ("--heads", "16,64", "--batch", OTHER_BATCHES), 90 * share)
 
 
-def _compare(candidate: Path, folder: Path, name: str, shapes: tuple[str, ...]) -> tuple[str, ...]:
-    shipped = str(ROOT / "kernel" / "sparse_mla_decode.py")
-    files = (str(candidate), shipped, "--peers", "--skip-compile")
-    plot = str(folder / f"{name}.svg")
-    return (sys.executable, "-m", "kernel.microbench", *files, *shapes, "--json", "--plot", plot)
+def _compare(candidate: Path, words: str, shapes: tuple[str, ...], limit_s: float) -> Step:
+    files = (str(candidate), str(ROOT / "kernel" / "sparse_mla_decode.py"), "--peers", "--skip-compile")
+    return Step(
+        name=f"compare {words}",
+        command=(sys.executable, "-m", "kernel.microbench", *files, *shapes, "--json"),
+        limit_s=limit_s,
+        output=f"compare-{words.replace(' ', '-')}.json",
+    )
 
 
 def _lines_of(found: Path) -> list[str]:
@@ -174,34 +170,30 @@ def _replaced(source: str, node: ast.expr, text: str) -> str:
 # ---- what came out
 
 
-def rows_of(folder: Path, candidate: str) -> list[dict[str, Any]]:
-    """A row a shape: µs of the candidate, the shipped kernel and FlashMLA; None where there is no time."""
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """One a shape: µs of the candidate, the shipped kernel and FlashMLA; None where there is no time."""
     rows = []
-    for path in sorted(folder.glob("compare-*.json")):
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            continue  # it was ended before its end; what it said is beside
-        by_shape: dict[tuple[int, int], dict[str, Any]] = {}
+    for document in _documents(folder):
+        candidate, shipped = (file["name"] for file in document["files"])
+        is_one_pool = len(document["topks"]) == 1
+        by_shape: dict[tuple[int, int], dict[str, float | None]] = {}
         for row in document["rows"]:
-            of_shape = by_shape.setdefault((row["n_heads"], row["batch"]), {"topks": document["topks"]})
-            of_shape[row["name"]] = row["call_us"]
-        for (n_heads, batch), found in sorted(by_shape.items()):
-            is_known = len(found["topks"]) == 1
-            flash_us = found.get("FlashMLA") or (FLASH_MLA_US.get((n_heads, batch)) if is_known else None)
+            by_shape.setdefault((row["n_heads"], row["batch"]), {})[row["name"]] = row["call_us"]
+        for (n_heads, batch), times in sorted(by_shape.items()):
+            flash_us = times.get("FlashMLA") or (FLASH_MLA_US.get((n_heads, batch)) if is_one_pool else None)
             rows.append(
                 {
                     "n_heads": n_heads,
                     "batch": batch,
-                    "topks": found["topks"],
-                    "candidate_us": found.get(candidate),
-                    "shipped_us": found.get("sparse_mla_decode.py"),
+                    "topks": document["topks"],
+                    "candidate_us": times.get(candidate),
+                    "shipped_us": times.get(shipped),
                     "flash_mla_us": flash_us,
-                    "is_flash_mla_of_this_run": found.get("FlashMLA") is not None,
+                    "is_flash_mla_of_this_run": times.get("FlashMLA") is not None,
                     "goal_us": None if flash_us is None else flash_us * factor_of(n_heads, batch),
                 }
             )
-    return rows
+    return sorted(rows, key=lambda row: (len(row["topks"]), row["n_heads"], row["batch"]))
 
 
 def furthest(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
@@ -223,11 +215,33 @@ def summary(rows: Sequence[dict[str, Any]], ends: Sequence[tuple[str, str, float
         reached = "unknown"
         if row["candidate_us"] and row["goal_us"]:
             reached = "reached" if row["candidate_us"] <= row["goal_us"] else "missed"
-        lines.append(
-            f"{' + '.join(map(str, row['topks'])):<11}  {row['n_heads']:>5}  {row['batch']:>5}  "
-            f"{_us(row['candidate_us']):>9}  {_us(row['shipped_us']):>9}  {flash:>9}  {_us(row['goal_us']):>9}  {reached}"
-        )
+        times = (_us(row["candidate_us"]), _us(row["shipped_us"]), flash, _us(row["goal_us"]))
+        pools = " + ".join(map(str, row["topks"]))
+        cells = "  ".join(f"{time:>9}" for time in times)
+        lines.append(f"{pools:<11}  {row['n_heads']:>5}  {row['batch']:>5}  {cells}  {reached}")
     return "\n".join(lines) + "\n"
+
+
+def _draw(folder: Path) -> None:
+    """one-pool.svg; says so where it cannot."""
+    from kernel.microbench import Row
+
+    rows = [Row(**row) for document in _documents(folder) if len(document["topks"]) == 1 for row in document["rows"]]
+    if not rows:
+        return
+    try:
+        from kernel.microbench_plot import draw
+
+        draw(rows, folder / "one-pool.svg")
+    except (ImportError, OSError) as error:
+        print(f"one-pool.svg was not drawn: {error}", file=sys.stderr)
+
+
+def _documents(folder: Path) -> Iterator[dict[str, Any]]:
+    """Of kernel.microbench; those that were ended before their end are left out: what they said is beside."""
+    for path in sorted(folder.glob("compare-*.json")):
+        with contextlib.suppress(ValueError):
+            yield json.loads(path.read_text(encoding="utf-8"))
 
 
 def _us(value: float | None) -> str:
@@ -237,13 +251,13 @@ def _us(value: float | None) -> str:
 # ---- the check, many processes at once
 
 
-def check_all(folder: Path, file: Path) -> int:
+def check_all(folder: Path, file: Path, seconds: int) -> int:
     """Every config in a process of its own; writes check.json; the exit code."""
-    module = _imported(file)
+    numbers = range(len(_imported(file).CONFIGS))
     seed = secrets.randbits(31)
-    numbers = range(len(module.CONFIGS))
+    until = time.monotonic() + seconds
     with ThreadPoolExecutor(max_workers=min(len(numbers), os.cpu_count() or 1)) as threads:
-        found = list(threads.map(lambda number: _check_in_child(folder, file, number, seed), numbers))
+        found = list(threads.map(lambda number: _check_in_child(folder, file, number, seed, until), numbers))
     results = [result for of_config in found for result in of_config]
     wrong = [result for result in results if not result["passed"]]
     (folder / "check.json").write_text(json.dumps({"seed": seed, "results": results}, indent=1), encoding="utf-8")
@@ -253,25 +267,33 @@ def check_all(folder: Path, file: Path) -> int:
     return 1 if wrong or not results else 0
 
 
-def _check_in_child(folder: Path, file: Path, number: int, seed: int) -> list[dict[str, Any]]:
+def _check_in_child(folder: Path, file: Path, number: int, seed: int, until: float) -> list[dict[str, Any]]:
+    """Its results, and one more where it did not come to its end."""
     command = [sys.executable, "-m", "benchmarks.kernel_run", str(folder), "--file", str(file)]
     command += ["--only-config", str(number), "--seed", str(seed)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    results, broken = [], None
-    for line in done.stdout.splitlines():
+    said = folder / f"check-{number}.txt"
+    with said.open("wb") as errors:
+        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors)
+    try:
+        out, _ = child.communicate(timeout=max(1.0, until - time.monotonic()))
+        end = None if child.returncode == 0 else f"its process ended with {child.returncode}, see {said.name}"
+    except subprocess.TimeoutExpired:
+        child.kill()
+        out, _ = child.communicate()
+        end = "not all cases were reached in time"
+    results: list[dict[str, Any]] = []
+    for line in out.decode().splitlines():
         try:
             results.append(json.loads(line))
         except ValueError:
-            broken = line
-    if done.returncode != 0 or broken:
-        said = broken or done.stderr.strip().rpartition("\n")[2]
-        problem = f"its process ended with {done.returncode}: {said}"
-        results.append({"name": "process", "config": f"number {number}", "passed": False, "problem": problem})
+            end = end or f"it printed {line!r}"
+    if end is not None:
+        results.append({"name": "process", "config": f"number {number}", "passed": False, "problem": end})
     return results
 
 
 def check_config(file: Path, number: int, seed: int) -> None:
-    """One config on all its cases, a JSON line each as it comes; the first config's process does what needs no config."""
+    """One config on all its cases, a JSON line each as it comes; the first one's process does the graphs too."""
     from kernel.cases import CASES, random_cases
     from kernel.check import capture_graph, check_case, check_graphs
 
@@ -363,33 +385,30 @@ def run(folder: Path, steps: Iterator[Step], *, until: float, has_gpu: bool) -> 
 
 
 def _run_one(folder: Path, step: Step, command: Sequence[str], limit_s: float) -> str:
-    name = step.name.replace(" ", "-")
-    said = folder / f"{name}.txt"
-    output = folder / (step.output or said.name)
+    said = folder / f"{step.name.replace(' ', '-')}.txt"
     environment = {**os.environ, "TRITON_CACHE_DIR": str(folder / "triton-cache")}
-    with said.open("wb") as errors, output.open("ab") as out:
+    with contextlib.ExitStack() as stack:
+        errors = stack.enter_context(said.open("wb"))
         errors.write(f"$ {' '.join(command)}\n".encode())
         errors.flush()
+        out = errors if step.output is None else stack.enter_context((folder / step.output).open("wb"))
         try:
-            done = subprocess.Popen(
+            process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=out, stderr=errors, start_new_session=True
             )
         except OSError as error:
             return f"could not begin: {error}"
         try:
-            code = done.wait(limit_s)
+            code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            return f"ended after {limit_s:.0f} s"
+            return f"ended after {limit_s:.0f} s, see {said.name}"
         finally:
-            _end_group(done)
-    return "ended well" if code == 0 else f"exit {code}, see {said.name}"
+            _end_group(process)
+    return ENDED_WELL if code == 0 else f"exit {code}, see {said.name}"
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     """The process and all that it started."""
-    import contextlib
-    import signal
-
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -433,14 +452,14 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     folder.mkdir(parents=True, exist_ok=True)
     if arguments.only_check:
-        return check_all(folder, file)
+        return check_all(folder, file, arguments.seconds)
     steps = steps_of(folder, file, arguments.seconds)
     ends = run(folder, steps, until=started + arguments.seconds, has_gpu=has_gpu and not arguments.dry_run)
-    name = "candidate.py" if (folder / "candidate.py").exists() else file.name
-    text = summary(rows_of(folder, name), ends)
+    text = summary(rows_of(folder), ends)
     (folder / "SUMMARY.txt").write_text(text, encoding="utf-8")
     print(text, end="")
-    return 0 if all(end == "ended well" or end.startswith("would run") for _, end, _ in ends) else 1
+    _draw(folder)
+    return 0 if all(end == ENDED_WELL or end.startswith("would run") for _, end, _ in ends) else 1
 
 
 if __name__ == "__main__":

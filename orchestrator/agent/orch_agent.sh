@@ -636,7 +636,7 @@ end_watchers() { # of the current file, once its lease is gone
     done
 }
 
-kill_group() { kill -- "-$1" 2>/dev/null || kill "$1" 2>/dev/null || :; }
+kill_group() { kill -s KILL -- "-$1" 2>/dev/null || kill -s KILL "$1" 2>/dev/null || :; } # it need not restore any more
 
 look_at_lease() {
     read_lease && [ "$lease_nonce" = "$nonce" ] || return 0

@@ -109,8 +109,8 @@ class EngineProject(SshProject):
         """Ends what is left, and puts the file back if orch did not."""
         for running in self.begun:
             running.kill()
-        if self.live.parent.joinpath(f".orch-{self.live.name}").exists():
-            self.orch("revert", "--force")
+        if self.inventory.exists() and self.digest != self.pristine:
+            self.orch("revert")
         for pid in self.engine_pids() if (self.laptop / "results.db").exists() else []:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -98,11 +98,10 @@ def _check_restored(project: EngineProject) -> None:
 
 
 def test_what_the_engine_tells_of_itself_is_on_record(project: EngineProject) -> None:
-    """Its version, arguments, model and KV pool are facts of a start; prompts that come again in the next load are
-    counted as found in the prefix cache, and after a flush they are not, but for a token that meets by chance.
+    """Its version, arguments, model and KV pool are facts of a start; the prompt tokens that it looked up in its prefix
+    cache are counted, and none of them is found there, for no two prompts are alike, but for a token by chance.
     """
-    long = {"input_tokens": 160, "prompts_per_concurrency": 8, "warmup_per_concurrency": 1}
-    project.write(**long, cache_policy="keep")
+    project.write(input_tokens=160, prompts_per_concurrency=8, warmup_per_concurrency=1)
     project.done("pull")
     found = project.bench("--concurrency", "1,2")
     assert found["n_processes"] >= len(project.engine.process_words)
@@ -110,12 +109,13 @@ def test_what_the_engine_tells_of_itself_is_on_record(project: EngineProject) ->
     assert facts["engine_version"].split("+")[0] == f"{project.engine.name} {project.engine.version}".split("+")[0]
     assert facts["model"] == MODEL_NAME
     assert facts["engine_arguments"].items() >= project.engine.arguments.items()
-    kept = _counters(project)
-    assert {row["kv_pool_tokens"] for row in kept} == {project.engine.kv_pool_tokens}
-    assert _hits(kept) >= 8 * 128
-    project.write(**long, cache_policy="flush")
-    project.bench("--concurrency", "1,2")
-    assert _hits(_counters(project)) <= 1.5 * (8 + 1) * (1 + 2)
+    counted = project.query("select * from engine_counters order by concurrency_cap, moment desc")
+    assert {row["kv_pool_tokens"] for row in counted} == {project.engine.kv_pool_tokens}
+    n_requests = (8 + 1) * (1 + 2)
+    first, last = counted[0], counted[-1]
+    assert last["n_prefix_queries"] - (first["n_prefix_queries"] or 0) == n_requests * 160
+    assert (last["n_prefix_hits"] or 0) - (first["n_prefix_hits"] or 0) <= 1.5 * n_requests
+    assert (last["n_preemptions"] or 0) == 0
     assert project.leaked_memory() == []
 
 
@@ -134,15 +134,3 @@ def test_workers_whose_leader_was_killed_are_ended_too(project: EngineProject) -
     print(ran.err)
     assert project.engine_pids() == []
     assert project.leaked_memory() == []
-
-
-def _counters(project: EngineProject) -> list[dict[str, Any]]:
-    """What the engine counted around the loads of the newest start, in the order of time."""
-    return project.query(
-        "select * from engine_counters where trial_id = (select max(id) from trials)"
-        " order by concurrency_cap, moment desc"
-    )
-
-
-def _hits(counters: list[dict[str, Any]]) -> int:
-    return int(counters[-1]["n_prefix_hits"] or 0) - int(counters[0]["n_prefix_hits"] or 0)
