@@ -427,6 +427,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if not arguments.file.is_file():
         parser.error(f"no such file: {arguments.file}")
+    is_whole = not arguments.only_check and arguments.only_config is None and arguments.only_call is None
+    if is_whole and arguments.folder.exists() and any(arguments.folder.iterdir()):
+        parser.error(f"{arguments.folder} is not empty: name another folder, so that no two runs are mixed")
     if arguments.seconds < 1:
         parser.error(f"--seconds {arguments.seconds} is not a number from 1 up")
     arguments.folder, arguments.file = arguments.folder.absolute(), arguments.file.absolute()

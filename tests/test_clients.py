@@ -517,6 +517,7 @@ RECIPE: dict[str, list[list[str]]] = {
     "guidellm": [
         ["--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=32"],
         ["--constraint", "kind=max_requests,count=16"],
+        ["--data-loader", "kind=pytorch,samples=16"],
         ["--profile", '{"kind": "concurrent", "streams": [8]}'],
     ],
     "aiperf": [

@@ -200,7 +200,7 @@ def test_stop_removes_it_and_says_so(here: TinyHost, path: Path) -> None:
     engine, _ = started(here)
     told: list[str] = []
     assert serve.stop(here.remote, engine, told=told.append)
-    assert told == [f"removed 1.0 MiB of shared memory that the engine left in /dev/shm: {path.name}"]
+    assert told == [f"removed 1 MiB of shared memory that the engine left in /dev/shm: {path.name}"]
     assert not path.exists()
 
 
@@ -224,7 +224,7 @@ def test_what_a_dead_engine_had_is_known_from_its_proof(here: TinyHost, path: Pa
     until(lambda: not is_alive(process.pid), "the engine has ended")
     told: list[str] = []
     assert not serve.stop(here.remote, engine, told=told.append)
-    assert told[0].startswith("removed 1.0 MiB")
+    assert told[0].startswith("removed 1 MiB")
     assert not path.exists()
 
 

@@ -304,7 +304,7 @@ def _bytes_of(
             {"BLOCK_H": 32, "BLOCK_T": 128, "HEADS_ON_M": 0, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1
         ),
         triton.Config(
-            {"BLOCK_H": 64, "BLOCK_T": 32, "HEADS_ON_M": 1, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1
+            {"BLOCK_H": 64, "BLOCK_T": 32, "HEADS_ON_M": 0, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1
         ),
         triton.Config(
             {"BLOCK_H": 64, "BLOCK_T": 64, "HEADS_ON_M": 1, "AHEAD": 1, "PER_SM": 1}, num_warps=8, num_stages=1
@@ -586,17 +586,13 @@ CANDIDATES = [
         (16, 32, 0, 1, 2, 4),
         (16, 32, 0, 2, 1, 4),
         (16, 32, 0, 2, 1, 8),
-        (16, 64, 0, 1, 1, 4),
         (16, 64, 0, 1, 2, 4),
-        (16, 64, 0, 2, 2, 4),
         (16, 64, 0, 1, 1, 8),
         (16, 128, 0, 2, 1, 8),
         (32, 32, 0, 1, 2, 4),
         (32, 32, 0, 2, 1, 8),
-        (32, 64, 0, 1, 1, 4),
         (32, 64, 0, 1, 1, 8),
-        (32, 128, 0, 2, 1, 8),
-        (64, 32, 0, 1, 1, 8),
+        (64, 32, 1, 1, 1, 8),
         (64, 32, 0, 2, 1, 8),
         (64, 64, 0, 1, 1, 8),
     )

@@ -630,13 +630,13 @@ end_watchers() { # of the current file, once its lease is gone
         case $identity in
             "$$".*) ;;
             *.-.*) ;; # without /proc a reused pid cannot be told: the watcher ends by itself
-            *) [ "${identity#*.*.*.}" = "$host" ] && is_alive "$identity" && kill_group "${identity%%.*}" ;;
+            *) [ "${identity#*.*.*.}" = "$host" ] && is_alive "$identity" && kill_group KILL "${identity%%.*}" ;; # told, it would restore
         esac
         rm -f "$mark"
     done
 }
 
-kill_group() { kill -s KILL -- "-$1" 2>/dev/null || kill -s KILL "$1" 2>/dev/null || :; } # it need not restore any more
+kill_group() { kill -s "$1" -- "-$2" 2>/dev/null || kill -s "$1" "$2" 2>/dev/null || :; }
 
 look_at_lease() {
     read_lease && [ "$lease_nonce" = "$nonce" ] || return 0
@@ -1023,7 +1023,7 @@ end_unfinished() { # a push of this nonce whose caller is gone, and which still 
     for received in "$state/tmp.receive-$nonce".*; do
         identity=${received##*"/tmp.receive-$nonce."}
         [ -e "$received" ] && [ "${identity#*.*.*.}" = "$host" ] && is_alive "$identity" || continue
-        kill_group "${identity%%.*}"
+        kill_group TERM "${identity%%.*}"
         rm -f "$received"
     done
 }

@@ -65,7 +65,8 @@ def _memory_lines(left_behind: Mapping[str, Any]) -> Iterator[str]:
     if removed:
         n_bytes = sum(one["size_bytes"] for one in removed)
         names = ", ".join(one["name"] for one in removed)
-        yield f"removed {n_bytes / (1 << 20):,.1f} MiB of shared memory that the engine left in /dev/shm: {names}"
+        size = f"{n_bytes / 1024:,.0f} KiB" if n_bytes < 1 << 20 else f"{n_bytes / (1 << 20):,.0f} MiB"
+        yield f"removed {size} of shared memory that the engine left in /dev/shm: {names}"
     if left:
         names = ", ".join(f"{one['name']} ({one['why']})" for one in left)
         yield f"left in /dev/shm, not provably the engine's own: {names}"

@@ -286,7 +286,7 @@ def test_a_launch_as_the_compiler_sees_it() -> None:
     assert (job["constants"]["BLOCK_T"], job["constants"]["HAS_LENGTH"]) == (16, False)
     assert (job["types"]["q_ptr"], job["types"]["indices_ptr"], job["types"]["qk_scale"]) == ("*bf16", "*i32", "fp32")
     assert {"q_ptr", "topk", "n_heads"} <= set(job["divisible_by_16"])
-    assert launches[0].options == {"num_warps": 4, "num_stages": 2}
+    assert launches[0].options.items() >= {"num_warps": 4, "num_stages": 2}.items()
 
 
 def test_instructions_of_the_innermost_loop() -> None:

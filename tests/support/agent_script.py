@@ -145,18 +145,19 @@ class HostFile:
 
 
 def watchers_of(path: Path) -> list[int]:
-    """Pids of the dead-man watchers that guard a path, zombies aside."""
-    found = []
+    """Pids of the dead-man watchers that guard a path, zombies and children that are about to run something aside."""
+    found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
+            parent = int((folder / "stat").read_text().rpartition(") ")[2].split()[1])
         except OSError:
             continue
         if b"orch-watch" in words and os.fsencode(path) in words:
-            found.append(int(folder.name))
-    return found
+            found[int(folder.name)] = parent
+    return [pid for pid, parent in found.items() if parent not in found]
 
 
 def path_of_coreutils(folder: Path) -> str:
