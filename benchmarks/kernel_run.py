@@ -273,7 +273,8 @@ def _check_in_child(folder: Path, file: Path, number: int, seed: int, until: flo
     command += ["--only-config", str(number), "--seed", str(seed)]
     said = folder / f"check-{number}.txt"
     with said.open("wb") as errors:
-        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors)
+        environment = {**os.environ, "OMP_NUM_THREADS": "2"}  # the float64 reference of all processes at once
+        child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors)
     try:
         out, _ = child.communicate(timeout=max(1.0, until - time.monotonic()))
         end = None if child.returncode == 0 else f"its process ended with {child.returncode}, see {said.name}"
@@ -292,7 +293,7 @@ def _check_in_child(folder: Path, file: Path, number: int, seed: int, until: flo
     return results
 
 
-def check_config(file: Path, number: int, seed: int) -> None:
+def check_config(file: Path, number: int, seed: int, device: str = "cuda") -> None:
     """One config on all its cases, a JSON line each as it comes; the first one's process does the graphs too."""
     from kernel.cases import CASES, random_cases
     from kernel.check import capture_graph, check_case, check_graphs
@@ -303,14 +304,14 @@ def check_config(file: Path, number: int, seed: int) -> None:
     drawn = enumerate(random_cases(N_RANDOM, seed))
     cases += [(seed + place, case) for place, case in drawn if place % len(configs) == number]
     for case_seed, case in cases:
-        print(json.dumps(asdict(check_case(module, case, configs[number], "cuda", case_seed))), flush=True)
-    print(json.dumps(check_large_pool(module, configs[number], seed)), flush=True)
+        print(json.dumps(asdict(check_case(module, case, configs[number], device, case_seed))), flush=True)
+    print(json.dumps(check_large_pool(module, configs[number], seed, device)), flush=True)
     if number == 0:
-        for result in check_graphs(module, seed, "cuda", capture_graph):
+        for result in check_graphs(module, seed, device, capture_graph):
             print(json.dumps(asdict(result)), flush=True)
 
 
-def check_large_pool(module: ModuleType, config: Any, seed: int) -> dict[str, Any]:
+def check_large_pool(module: ModuleType, config: Any, seed: int, device: str) -> dict[str, Any]:
     """The same tokens at the end of a pool of more than 2^32 bytes give the same bits."""
     import torch
 
@@ -320,10 +321,10 @@ def check_large_pool(module: ModuleType, config: Any, seed: int) -> dict[str, An
 
     problem = None
     try:
-        inputs = make_inputs(Case(name="large pool", n_rows=3, topk=512, sink="random"), seed, "cuda")
+        inputs = make_inputs(Case(name="large pool", n_rows=3, topk=512, sink="random"), seed, device)
         pool, indices, page_size, lengths = inputs.pools[0]
         n_before = LARGE_POOL_BYTES // pool.shape[1]
-        large = torch.zeros(n_before + pool.shape[0], pool.shape[1], dtype=torch.uint8, device="cuda")
+        large = torch.zeros(n_before + pool.shape[0], pool.shape[1], dtype=torch.uint8, device=device)
         large[n_before:] = pool
         moved = ((large, indices + n_before * page_size, page_size, lengths),)
         expected = run_poisoned(module, inputs, config)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import provenance, serve
+from orchestrator.errors import EngineDiedError
 from orchestrator.host import process_table, shared_memory
 from orchestrator.host.process_table import Process
 from orchestrator.records import Engine, EngineProcess
@@ -224,6 +225,23 @@ def test_what_a_dead_engine_had_is_known_from_its_proof(here: TinyHost, path: Pa
     until(lambda: not is_alive(process.pid), "the engine has ended")
     told: list[str] = []
     assert not serve.stop(here.remote, engine, told=told.append)
+    assert told[0].startswith("removed 1 MiB")
+    assert not path.exists()
+
+
+@pytest.mark.slow
+def test_what_an_engine_had_that_died_while_it_started(here: TinyHost, path: Path) -> None:
+    """It is looked at while it is awaited, every two seconds."""
+    gate = here.folder / "gate"
+    wait = f"import time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.02)\nraise SystemExit(1)\n"
+    here.deploy(LEAKS.format(path=str(path)) + wait)
+    engine = here.engine()
+    process = serve.start(here.remote, engine, deployed_digest=here.digest)
+    until(path.exists, "the engine made its shared memory")
+    with pytest.raises(EngineDiedError):
+        serve.wait_ready(here.remote, engine, process, on_wait=lambda _: gate.touch())
+    told: list[str] = []
+    serve.stop(here.remote, engine, told=told.append)
     assert told[0].startswith("removed 1 MiB")
     assert not path.exists()
 

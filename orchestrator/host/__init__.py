@@ -39,7 +39,7 @@ _LAUNCHERS = ("launch_command", "launch_systemd", "launch_container", "launch_ma
 PROGRAMS = {
     "start": (*_CONTROL, *_LAUNCHERS, "shared_memory", "stop", "start"),
     "status": (*_CONTROL, *_LAUNCHERS, "status"),
-    "ready": (*_CONTROL, "http_get", "ready"),
+    "ready": (*_CONTROL, "shared_memory", "http_get", "ready"),
     "stop": (*_CONTROL, *_LAUNCHERS, "shared_memory", "stop"),
     "restore": (*_CONTROL, *_LAUNCHERS, "shared_memory", "stop", "start", "restore"),
     "probe": (*_CONTROL, "shared_memory", "http_get", "interpreter", "bytecode", "probe"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import engine_state, http_get, process_table
+from . import engine_state, http_get, process_table, shared_memory
 
 POLL_S = 0.02
 MAX_ANSWER_BYTES = 300
@@ -21,6 +21,9 @@ def main(request: Dict[str, Any]) -> Dict[str, Any]:
     if record is None or record["pid"] != request["pid"]:
         return {"outcome": "dead", "log": engine_state.log_tail(request["log_path"], N_LOG_LINES)}
     outcome, answer = _wait(request, record)
+    if outcome == "waiting":  # one look a window, for an engine that dies while it starts
+        alive = engine_state.members(request["state_dir"], record, process_table.processes())
+        shared_memory.note(request["state_dir"], alive)
     found: Dict[str, Any] = {"outcome": outcome, "answer": answer, "now_s": time.time()}
     if outcome != "ready":  # a stranger explains more than our own death, which it may have caused
         strangers = _strangers(request, record)

@@ -125,6 +125,21 @@ def test_rows_and_the_shape_to_profile(tmp_path: Path) -> None:
     assert kernel_run.furthest([]) == (16, 96)
 
 
+def test_a_large_pool_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens further up in a pool: a kernel that reads them elsewhere is found."""
+    monkeypatch.setattr(kernel_run, "LARGE_POOL_BYTES", 2**20)
+    module = check.import_source(check.SHIPPED, check.SHIPPED.read_bytes())
+    assert kernel_run.check_large_pool(module, module.CONFIGS[0], 1, "cpu")["problem"] is None
+    decode = module.sparse_mla_decode
+
+    def wrapping(q: Any, pool: Any, indices: Any, **named: Any) -> Any:
+        return decode(q, pool, indices % 1024, **named)
+
+    monkeypatch.setattr(module, "sparse_mla_decode", wrapping)
+    found = kernel_run.check_large_pool(module, module.CONFIGS[0], 1, "cpu")
+    assert found["problem"] == "other bits than with the same tokens in a small pool"
+
+
 def test_without_a_gpu_it_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

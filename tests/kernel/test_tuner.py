@@ -13,12 +13,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from kernel import check, offline, peers, timing, tuner  # noqa: E402
+from kernel import autotune_lists, check, offline, peers, timing, tuner  # noqa: E402
 
 pytestmark = pytest.mark.kernel
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = check.SHIPPED
+H200 = SimpleNamespace(
+    name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, L2_cache_size=1, clock_rate=1_980_000
+)
 SASS = """
 \t.headerflags\t@"EF_CUDA_SM90"
 .text.kernel:
@@ -40,9 +43,9 @@ def interval(median: float, low: float, high: float, n: int = 4) -> timing.Inter
     return timing.Interval(median=median, low=low, high=high, coverage=0.9, n=n)
 
 
-def settings(block_t: int = 32, num_warps: int = 4, num_stages: int = 2) -> tuner.Settings:
+def settings(block_t: int = 32, num_warps: int = 4, num_stages: int = 2) -> autotune_lists.Settings:
     """A config of the shipped kernel."""
-    return tuner.Settings((("BLOCK_T", block_t),), num_warps, num_stages)
+    return autotune_lists.Settings((("BLOCK_T", block_t),), num_warps, num_stages)
 
 
 def request(file: Path, **changed: Any) -> dict[str, Any]:
@@ -60,34 +63,34 @@ def test_fewest_configs_within_two_percent() -> None:
         (16, 1): {"small": 10.0, "middle": 10.2, "large": 14.0},
         (16, 96): {"small": 40.0, "middle": 30.3, "large": 30.0},
     }
-    assert tuner.smallest_list(times) == ["middle"]
-    assert tuner.smallest_list(times, within_ratio=1.0) == ["large", "small"]
+    assert autotune_lists.smallest_list(times) == ["middle"]
+    assert autotune_lists.smallest_list(times, within_ratio=1.0) == ["large", "small"]
 
 
 def test_of_lists_as_short_the_faster_is_chosen() -> None:
     """Two single configs are good enough: the one with less time in all is taken, not the first by name."""
     times = {1: {"a": 10.1, "b": 10.05}, 2: {"a": 20.1, "b": 20.0}}
-    assert tuner.smallest_list(times) == ["b"]
+    assert autotune_lists.smallest_list(times) == ["b"]
 
 
 def test_greedy_would_take_three() -> None:
     """The list is the smallest, though the config that covers most is not in it."""
     covered = {"greedy": (1, 2, 3, 4), "left": (1, 2, 5), "right": (3, 4, 6)}
     times = {shape: {name: 1.0 if shape in those else 2.0 for name, those in covered.items()} for shape in range(1, 7)}
-    assert tuner.smallest_list(times) == ["left", "right"]
+    assert autotune_lists.smallest_list(times) == ["left", "right"]
 
 
 def test_a_config_without_a_time_covers_nothing() -> None:
     """A shape at which a config failed needs another; a shape without any times asks for nothing."""
     times = {1: {"a": 1.0, "b": 1.5}, 2: {"b": 3.0}, 3: {}}
-    assert tuner.smallest_list(times) == ["a", "b"]
-    assert tuner.smallest_list({}) == []
+    assert autotune_lists.smallest_list(times) == ["a", "b"]
+    assert autotune_lists.smallest_list({}) == []
 
 
 def test_fastest_within_noise() -> None:
     """Tied with the fastest are those whose intervals reach down into its own."""
     times = {"c": interval(12, 11.5, 12.5), "a": interval(10, 9.9, 10.2), "b": interval(10.3, 10.1, 10.5)}
-    assert tuner.fastest_within_noise(times) == tuner.Choice("a", ("a", "b"))
+    assert autotune_lists.fastest_within_noise(times) == autotune_lists.Choice("a", ("a", "b"))
 
 
 # ---- what is tried
@@ -96,12 +99,12 @@ def test_fastest_within_noise() -> None:
 def test_grid_changes_every_entry_once() -> None:
     """The file's own list comes first; values of a grid are put into each entry, and no config is tried twice."""
     module = check.import_source(SHIPPED, SHIPPED.read_bytes())
-    own = [tuner.Settings.of(config) for config in module.CONFIGS]
-    found = tuner.candidates(module, {"BLOCK_T": (32, 64), "num_warps": (4,)})
+    own = [autotune_lists.Settings.of(config) for config in module.CONFIGS]
+    found = autotune_lists.candidates(module, {"BLOCK_T": (32, 64), "num_warps": (4,)})
     assert found == [*own, settings(64)]
     assert found[-1].line == 'triton.Config({"BLOCK_T": 64}, num_warps=4, num_stages=2),'
-    assert tuner.Settings.of(found[-1].config(module)) == found[-1]
-    assert tuner.Settings.from_json(json.loads(json.dumps(found[-1].as_json()))) == found[-1]
+    assert autotune_lists.Settings.of(found[-1].config(module)) == found[-1]
+    assert autotune_lists.Settings.from_json(json.loads(json.dumps(found[-1].as_json()))) == found[-1]
 
 
 def test_candidates_of_a_file_are_tried_too() -> None:
@@ -111,7 +114,7 @@ def test_candidates_of_a_file_are_tried_too() -> None:
         SimpleNamespace(kwargs=dict(one.kwargs), num_warps=one.num_warps, num_stages=2) for one in (own, other)
     ]
     module = SimpleNamespace(CONFIGS=as_configs[:1], CANDIDATES=as_configs)
-    assert tuner.candidates(module, {}) == [own, other]  # type: ignore[arg-type]
+    assert autotune_lists.candidates(module, {}) == [own, other]  # type: ignore[arg-type]
 
 
 def test_unknown_name_of_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,6 +226,54 @@ def test_report(tmp_path: Path) -> None:
     assert "dropped  128 w4 s2: does not fit" in text
     assert "not reached in time: 64 heads, batch 8" in text
     assert text.endswith('    triton.Config({"BLOCK_T": 32}, num_warps=4, num_stages=2),')
+
+
+def test_all_of_it_where_the_gpu_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two configs of the shipped file are right, one is not; each shape is timed, and the document tells all."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    timed_shapes = []
+
+    def answers(asked: Sequence[dict[str, Any]], **_: Any) -> list[tuple[int, dict[str, Any]]]:
+        problems = [None, "16 heads, 3 rows: NaN", None]
+        return [(number, {"problem": problems[number], "check_s": 1.0}) for number in range(len(asked))]
+
+    def time_shape(shape: timing.Shape, those: Sequence[peers.Implementation], **how: Any) -> Any:
+        timed_shapes.append((shape.n_heads, shape.n_rows, [one.name for one in those]))
+        return real(shape, those, **how, device="cpu", record=lambda calls: lambda: 10.0)
+
+    real = tuner.time_shape
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H200)
+    monkeypatch.setattr(tuner, "in_children", answers)
+    monkeypatch.setattr(tuner, "time_shape", time_shape)
+    out = tmp_path / "out.json"
+    shapes = ["--heads", "16", "--batch", "2,1", "--topk", "64"]
+    assert tuner.main([str(SHIPPED), *shapes, "--json", str(out), "--seed", "5"]) == 0
+    assert timed_shapes == [(16, 2, ["16 w4 s2", "32 w8 s2"]), (16, 1, ["16 w4 s2", "32 w8 s2"])]
+    document = json.loads(out.read_text())
+    assert (document["seed"], document["topks"], document["not_reached"]) == (5, [64], [])
+    assert [one["problem"] for one in document["configs"]] == [None, "16 heads, 3 rows: NaN", None]
+    assert document["chosen"] == ["16 w4 s2"]
+    assert "dropped  32 w4 s2: 16 heads, 3 rows: NaN" in capsys.readouterr().out
+
+
+def test_time_that_is_up_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is begun after --seconds: the shapes that were not reached are in the document, and the exit is 1."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H200)
+    out = tmp_path / "out.json"
+    arguments = tuner._arguments(
+        [str(SHIPPED), "--heads", "16", "--batch", "1,8", "--seconds", "1", "--json", str(out)]
+    )
+    report = tuner.tune(arguments, started=time.monotonic() - 1)
+    assert report.document["not_reached"] == [(16, 1), (16, 8)]
+    assert {one["problem"] for one in report.document["configs"]} == {"not reached in time"}
+    assert json.loads(out.read_text())["chosen"] == []
 
 
 # ---- without a GPU
