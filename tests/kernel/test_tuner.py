@@ -228,6 +228,7 @@ def test_report(tmp_path: Path) -> None:
     assert text.endswith('    triton.Config({"BLOCK_T": 32}, num_warps=4, num_stages=2),')
 
 
+@pytest.mark.slow
 def test_all_of_it_where_the_gpu_is_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
