@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from benchmarks import kernel_run  # noqa: E402
-from kernel import check  # noqa: E402
+from kernel import check, microbench  # noqa: E402
 
 pytestmark = pytest.mark.kernel
 
@@ -89,6 +90,24 @@ def test_without_a_tuners_list_the_file_itself_is_compared(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+def test_torch_compile_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both files and the peers are compared, but the one that compiles anew at every shape."""
+    [compare] = [step for step in kernel_run.steps_of(tmp_path, check.SHIPPED, 540) if step.name == "compare 16"]
+    names: list[str] = []
+
+    def measure_shape(shape: Any, implementations: Any, **_: Any) -> list[Any]:
+        names.extend(one.name for one in implementations)
+        return []
+
+    gpu = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, L2_cache_size=1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(microbench, "measure_shape", measure_shape)
+    arguments = microbench._arguments([*compare.command[3:], "--batch", "96"])
+    assert microbench.measure(arguments)["rows"] == []
+    assert names == ["sparse_mla_decode.py #1", "sparse_mla_decode.py #2", "FlashMLA", "torch eager"]
+
+
 def test_another_list_changes_nothing_else() -> None:
     """Only the lines of the list differ; a file without one is refused."""
     source = check.SHIPPED.read_text(encoding="utf-8")
@@ -123,6 +142,7 @@ def test_rows_and_the_shape_to_profile(tmp_path: Path) -> None:
     assert ["512", "64", "64", "60.00", "–", "39.40*", "51.22", "missed"] in lines
     assert ["128", "+", "512", "16", "96", "90.00", "–", "–", "–", "unknown"] in lines
     assert kernel_run.furthest([]) == (16, 96)
+    assert kernel_run.summary([], []).strip() == "nothing was timed"
 
 
 def test_a_large_pool_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,7 @@ def recorded(graphs: list[float]) -> Callable[[Sequence[Any]], timing.Replay]:
     return record
 
 
+@pytest.mark.slow
 def test_slow_ones_are_timed_briefly() -> None:
     """Those near the fastest get more graphs; the wrong and the failing have their reason instead of a time."""
     shape = timing.Shape(n_heads=16, n_rows=1, topks=(64,))
