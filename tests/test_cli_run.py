@@ -14,8 +14,9 @@ import pytest
 from orchestrator.cli.output import Output
 from orchestrator.cli.run import print_event, told
 from orchestrator.designs import ExperimentRecord
-from orchestrator.errors import VariantError
+from orchestrator.errors import RevertError, VariantError
 from orchestrator.experiment import check, run
+from orchestrator.experiment.run import Outcome
 from orchestrator.store import RecordedEvent, Store
 from tests.support import experiment_records as make
 from tests.support.cli_project import CliProject, cli_project
@@ -156,17 +157,26 @@ def ended(status: Any, reason: str | None = None) -> ExperimentRecord:
 def test_the_exit_code_is_the_verdict_only_when_asked(status: str, ships: Any, plain: int, asked: int) -> None:
     """0, or 1 for one that failed; with --exit-code 3 unless every variant ships."""
     analysis = make.analysis(ships=ships)
-    assert told(Output(), ended(status), analysis, wants_code=False) == plain
-    assert told(Output(), ended(status), analysis, wants_code=True) == asked
-    assert told(Output(), ended("exhausted"), None, wants_code=True) == 3
+    assert told(Output(), Outcome(ended(status), analysis), wants_code=False) == plain
+    assert told(Output(), Outcome(ended(status), analysis), wants_code=True) == asked
+    assert told(Output(), Outcome(ended("exhausted"), None), wants_code=True) == 3
+
+
+def test_a_node_that_is_not_proved_restored_ends_it_loudly(capsys: pytest.CaptureFixture[str]) -> None:
+    """The verdict is printed first, and then the error that makes the exit code 5."""
+    trouble = RevertError("not proved to be restored, for it is out of reach: cluster/n2")
+    with pytest.raises(RevertError) as caught:
+        told(Output(), Outcome(ended("decided"), make.analysis(), trouble), wants_code=False)
+    assert caught.value is trouble
+    assert "verdict" in capsys.readouterr().out
 
 
 def test_the_end_is_told_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     """A person reads table, reason and where the report is; a program one line with the result."""
-    told(Output(), ended("failed", "V2 failed 2 times in a row"), make.analysis(), wants_code=False)
+    told(Output(), Outcome(ended("failed", "V2 failed 2 times in a row"), make.analysis()), wants_code=False)
     out = capsys.readouterr().out
     assert "failed: V2 failed 2 times in a row" in out and "`orch report 7 --html report.html`" in out
-    told(Output(is_json=True), ended("failed", "V2 failed 2 times in a row"), None, wants_code=False)
+    told(Output(is_json=True), Outcome(ended("failed", "V2 failed 2 times in a row"), None), wants_code=False)
     (line,) = capsys.readouterr().out.splitlines()
     found = json.loads(line)
     assert (found["event"], found["status"], found["analysis"]) == ("result", "failed", None)

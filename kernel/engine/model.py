@@ -14,6 +14,9 @@ heads read one 512-wide latent; K and V are the same numbers):
     x += silu(norm(x) W_up) W_down
 
 Weights: fp32 on a CPU, bf16 on CUDA. q goes to the kernel in bf16.
+
+A token must not depend on what else is computed with it. A CPU's matrix product of few rows adds in another order than
+one of many (seen on an AMD EPYC: below 4 rows, or an odd number for each of 2 threads), so rows are padded there.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from kernel import kv_pool
 QUERY_RANK = 64
 VALUE_DIM = 32
 ROPE_BASE = 10_000.0
+CPU_ROWS = 8
+"""On a CPU the number of rows is padded to a multiple of this."""
 
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
 """(layer, q bf16 [N, H, 512]) → bf16 [N, H, 512]; the tokens' own KV is in the pool already."""
@@ -95,34 +100,42 @@ class Model:
         Returns:
             int64 [M]; the lowest id wins a tie.
         """
+        n_tokens = tokens_N.shape[0]
+        tokens_N, positions_N = self._padded(tokens_N), self._padded(positions_N)
         cos_N, sin_N = self._cos_P[positions_N], self._sin_P[positions_N]
         x_NE = self._embedding_TE[tokens_N]
         for number, layer in enumerate(self._layers):
-            x_NE = x_NE + self._attention(number, layer, x_NE, cos_N, sin_N, append, attend)
+            x_NE = x_NE + self._attention(number, layer, n_tokens, x_NE, cos_N, sin_N, append, attend)
             x_NE = x_NE + functional.silu(_norm(x_NE) @ layer.up_EF) @ layer.down_FE
-        if last_M is not None:
-            x_NE = x_NE[last_M]
-        return (_norm(x_NE) @ self._head_ET).float().argmax(dim=1)
+        x_ME = x_NE[:n_tokens] if last_M is None else x_NE[last_M]
+        logits_MT = _norm(self._padded(x_ME)) @ self._head_ET
+        return logits_MT[: x_ME.shape[0]].float().argmax(dim=1)
+
+    def _padded(self, rows: torch.Tensor) -> torch.Tensor:
+        """With rows of zeros behind, on a CPU; as it is on CUDA, where a graph's rows are padded already."""
+        n_more = -rows.shape[0] % CPU_ROWS if self.device.type == "cpu" else 0
+        return torch.cat([rows, rows.new_zeros(n_more, *rows.shape[1:])]) if n_more else rows
 
     def _attention(
         self,
         number: int,
         layer: LayerWeights,
+        n_tokens: int,
         x_NE: torch.Tensor,
         cos_N: torch.Tensor,
         sin_N: torch.Tensor,
         append: Append,
         attend: Attend,
     ) -> torch.Tensor:
-        n_tokens = x_NE.shape[0]
         normed_NE = _norm(x_NE)
         kv_ND = _norm((normed_NE @ layer.kv_ED).float())
-        append(number, _rotated(kv_ND, cos_N, sin_N))
-        q_NHD = ((normed_NE @ layer.q_down_ER) @ layer.q_up_RQ).view(n_tokens, self.heads, kv_pool.HEAD_DIM)
+        append(number, _rotated(kv_ND, cos_N, sin_N)[:n_tokens])
+        q_NHD = ((normed_NE @ layer.q_down_ER) @ layer.q_up_RQ).view(-1, self.heads, kv_pool.HEAD_DIM)
         q_NHD = _rotated(q_NHD.float(), cos_N[:, None], sin_N[:, None]).to(torch.bfloat16)
-        out_NHD = _rotated(attend(number, q_NHD).float(), cos_N[:, None], -sin_N[:, None]).to(self.dtype)
+        out_NHD = self._padded(attend(number, q_NHD[:n_tokens]))
+        out_NHD = _rotated(out_NHD.float(), cos_N[:, None], -sin_N[:, None]).to(self.dtype)
         value_HNV = torch.bmm(out_NHD.transpose(0, 1), layer.v_up_HDV)
-        return value_HNV.transpose(0, 1).reshape(n_tokens, -1) @ layer.o_OE
+        return value_HNV.transpose(0, 1).reshape(x_NE.shape[0], -1) @ layer.o_OE
 
 
 def _norm(x: torch.Tensor) -> torch.Tensor:
