@@ -223,7 +223,8 @@ def test_a_user_at_a_terminal_is_asked_to_restart_it(project: SshProject) -> Non
     with at_terminal(project, "bench", "--concurrency", "1") as typed:
         asked = read_until(typed, "restart engine serving on gpu-a now")
         subprocess.run(restart_command(project), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        assert typed.wait(timeout=60) == 0, asked
+        rest = typed.stderr.read() if typed.stderr else ""
+        assert typed.wait(timeout=60) == 0, asked + rest
     assert [row["loaded_digest"] for row in project.query("select loaded_digest from trials")] == [
         project.digest_of("V1")
     ]
