@@ -185,9 +185,15 @@ def restart_command(project: SshProject) -> list[str]:
     return ["/bin/sh", "-c", RESTART, *words]
 
 
+def restart(project: SshProject) -> None:
+    """The user runs it in a session of their own; in the tests' one every other Python would be of its group."""
+    null = subprocess.DEVNULL
+    subprocess.run(restart_command(project), check=True, stdout=null, stderr=null, start_new_session=True)
+
+
 def test_a_restart_command_is_all_that_orch_needs(project: SshProject) -> None:
     """The whole job on an engine that only its user can start: restarted, proved, and at last on the baseline again."""
-    subprocess.run(restart_command(project), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    restart(project)
     wait_until(project.is_serving)
     before, first = project.identity(), project.get("/config")["pid"]
     managed(project, {"kind": "manual", "restart_command": restart_command(project)})
@@ -214,7 +220,7 @@ def test_without_a_terminal_nothing_is_pushed(project: SshProject) -> None:
 
 def test_a_user_at_a_terminal_is_asked_to_restart_it(project: SshProject) -> None:
     """Asked once a start; the new listener is noticed without a word; a revert without the user says what is left."""
-    subprocess.run(restart_command(project), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    restart(project)
     wait_until(project.is_serving)
     managed(project, {"kind": "manual"})
     project.with_variants()
@@ -222,7 +228,7 @@ def test_a_user_at_a_terminal_is_asked_to_restart_it(project: SshProject) -> Non
         assert typed.wait(timeout=60) == 0
     with at_terminal(project, "bench", "--concurrency", "1") as typed:
         asked = read_until(typed, "restart engine serving on gpu-a now")
-        subprocess.run(restart_command(project), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        restart(project)
         rest = typed.stderr.read() if typed.stderr else ""
         assert typed.wait(timeout=60) == 0, asked + rest
     assert [row["loaded_digest"] for row in project.query("select loaded_digest from trials")] == [

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ from typing import Any
 from tests.support.cli_project import STUB_ENGINE, CliProject
 from tests.support.ssh_project import CHECKOUT, RunningOrch, command_of, query
 from tests.support.waiting import wait_until
+
+STILL_S = 0.3
 
 SETTINGS = {"slow": 3, "fast": 4, "same": 5, "odd": 6, "broken": 7}
 """``num_stages`` of each variant."""
@@ -144,7 +147,12 @@ class RunProject(CliProject):
         self.faults.write_text(f"{request}={fault}:1")
 
     def await_held(self, arm: str = "") -> None:
-        """Returns when a load stands still; of an arm's start when it is named."""
+        """Returns when a load stands still; of an arm's start when it is named.
+
+        A request that runs has also sent one token and not ended, for half a millisecond: one that is held is so still
+        ``STILL_S`` later.
+        """
+        since: dict[str, float] = {}
 
         def is_held() -> bool:
             last = self.events("start")[-1:]
@@ -154,7 +162,10 @@ class RunProject(CliProject):
                 url = f"http://127.0.0.1:{self.port}/log"
                 with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5) as answer:
                     served = [json.loads(line) for line in answer.read().splitlines()]
-                return bool(served) and served[-1]["ended_s"] is None and len(served[-1]["sent_s"]) == 1
+                if not served or served[-1]["ended_s"] is not None or len(served[-1]["sent_s"]) != 1:
+                    return False
+                now_s = time.monotonic()
+                return now_s - since.setdefault(json.dumps(served[-1]), now_s) >= STILL_S
             return False
 
         wait_until(is_held, timeout_s=120.0)
