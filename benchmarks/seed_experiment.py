@@ -7,7 +7,9 @@ shipped kernel when this was written; ``--kernel`` names a file that has it, sho
 forces (16, 8, 2), V2 forces (16, 4, 3). The engine of ``kernel/`` decodes with CUDA graphs; orch drives it over SSH,
 with a throwaway server on this machine's loopback (in Python where there is no sshd). Two starts of the baseline by
 hand come first: they show how long a start takes. Ends with the verdicts, and with the page, the Markdown, the JSON,
-two tables of the record and the kernel in FOLDER/out.
+three tables of the record and the kernel in FOLDER/out.
+
+On a machine with several GPUs, CUDA_VISIBLE_DEVICES says which one the engine has.
 
 A machine that is lent for a while at a time: after ``--seconds`` the experiment is interrupted, which puts the host
 back; the same command goes on with it. FOLDER is made when missing.
@@ -37,7 +39,7 @@ ENGINE = {
     "cuda": ("--layers", "32", "--max-batch", "96", "--n-pages", "2048", "--prefill-chunk", "1024"),
     "cpu": ("--layers", "1", "--max-batch", "96", "--n-pages", "512"),
 }
-LENGTHS = {"cuda": (512, 160, 2), "cpu": (16, 4, 1)}
+LENGTHS = {"cuda": (512, 128, 2), "cpu": (16, 4, 1)}
 """Input and output tokens, prompts a concurrency: the context is past topk 512 from the first output token on."""
 
 INVENTORY = """\
@@ -54,7 +56,7 @@ engines:
     python: {python}
     command: [{python}, -m, kernel.engine, --host, 127.0.0.1, --port, "{port}", --device, {device}{engine}]
     cwd: {folder}/host
-    env: {{PYTHONPATH: "{python_path}"}}
+    env: {{PYTHONPATH: "{python_path}"{visible}}}
     base_url: http://127.0.0.1:{port}
     loaded_path: /loaded
     ready_timeout_s: 300
@@ -82,6 +84,8 @@ workloads:
 TABLES = {
     "loads": "select * from results order by 1, 2",
     "starts": "select * from experiment_starts order by id",
+    "telemetry": "select trials.variant, trials.id as trial_id, loads.concurrency_cap as concurrency, telemetry.* "
+    "from telemetry join loads on loads.id = telemetry.load_id join trials on trials.id = loads.trial_id order by at_s",
 }
 
 
@@ -125,6 +129,7 @@ def write_inventory(folder: Path, host: ThrowawaySshHost, device: str) -> None:
         folder=folder,
         python=sys.executable,
         python_path=os.environ.get("PYTHONPATH", ""),
+        visible="".join(f', {name}: "{os.environ[name]}"' for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ),
         port=port_file.read_text(),
         device=device,
         engine="".join(f', "{word}"' for word in ENGINE[device]),
