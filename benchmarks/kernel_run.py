@@ -45,6 +45,8 @@ CANDIDATE = ROOT / "benchmarks" / "kernel_ideas" / "flattened.py"
 BATCHES, OTHER_BATCHES = "96,1,64,8", "128,32,48"
 """Those that the goals are about, and the others: time may run out."""
 N_RANDOM = 60
+SKIPPED = ("--skip", "compile", "--skip", "sglang")
+"""Peers that take seconds at every shape."""
 FLASH_MLA_US = {
     (16, 1): 11.6, (16, 8): 13.3, (16, 64): 39.2, (16, 96): 36.6,
     (64, 1): 11.6, (64, 8): 13.4, (64, 64): 39.4, (64, 96): 36.7,
@@ -82,6 +84,11 @@ def factor_of(n_heads: int, batch: int) -> float:
     return 1.3 if batch >= 48 else 1.0
 
 
+def n_cores() -> int:
+    """Those that this process may use: ``taskset`` may have given it a part of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def steps_of(folder: Path, file: Path, seconds: int) -> Iterator[Step]:
     """In order. What a step needs of an earlier one is read when it is asked for."""
     python = (sys.executable, "-m")
@@ -94,7 +101,7 @@ def steps_of(folder: Path, file: Path, seconds: int) -> Iterator[Step]:
         without_gpu=(*python, "kernel.check", str(file), "--device", "cpu"),
     )
     candidate = file
-    jobs = ("--jobs", str(3 * (os.cpu_count() or 1) // 2))  # all configs at once: most of the time they wait
+    jobs = ("--jobs", str(3 * n_cores() // 2))  # all configs at once: most of the time they wait
     chosen: list[str] = []
     for n_heads in (16, 64):
         found = folder / f"tune-{n_heads}.json"
@@ -123,7 +130,7 @@ def steps_of(folder: Path, file: Path, seconds: int) -> Iterator[Step]:
 
 
 def _compare(candidate: Path, words: str, shapes: tuple[str, ...], limit_s: float) -> Step:
-    files = (str(candidate), str(ROOT / "kernel" / "sparse_mla_decode.py"), "--peers", "--skip-compile")
+    files = (str(candidate), str(ROOT / "kernel" / "sparse_mla_decode.py"), "--peers", *SKIPPED)
     return Step(
         name=f"compare {words}",
         command=(sys.executable, "-m", "kernel.microbench", *files, *shapes, "--json"),
@@ -259,7 +266,7 @@ def check_all(folder: Path, file: Path, seconds: int) -> int:
     numbers = range(len(_imported(file).CONFIGS))
     seed = secrets.randbits(31)
     until = time.monotonic() + seconds
-    with ThreadPoolExecutor(max_workers=min(len(numbers), os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(max_workers=min(len(numbers), n_cores())) as threads:
         found = list(threads.map(lambda number: _check_in_child(folder, file, number, seed, until), numbers))
     results = [result for of_config in found for result in of_config]
     wrong = [result for result in results if not result["passed"]]

@@ -1,10 +1,10 @@
 """Time of one call of the kernel on this GPU: ``python -m kernel.microbench [FILE …]``.
 
 Times files with the entry point of ``sparse_mla_decode.py`` (the shipped one when none is named), and with ``--peers``
-FlashMLA and torch, in CUDA graphs as ``timing.py`` says, at every pair of ``--heads`` and ``--batch``. All of them get
-the same tensors, attention sink included, and each is compared with the float64 reference at every shape before it is
-timed: what is wrong, missing or fails is shown with the reason. Touches nothing but this process: it writes the plot,
-and a triton cache where TRITON_CACHE_DIR says.
+FlashMLA, SGLang's kernel for sm_120 and torch, in CUDA graphs as ``timing.py`` says, at every pair of ``--heads`` and
+``--batch``. All of them get the same tensors, attention sink included, and each is compared with the float64 reference
+at every shape before it is timed: what is wrong, missing or fails is shown with the reason. Touches nothing but this
+process: it writes the plot, and a triton cache where TRITON_CACHE_DIR says.
 
 Columns:
     µs         of one call: median of the graphs' medians, and its interval of at least 95 %; n graphs
@@ -47,6 +47,8 @@ PAGE_SIZE = 64
 OUT_TOLERANCE, LSE_TOLERANCE = 5e-3, 1e-4
 """Wider than in ``check.py``, whose business it is whether a file is right: here a wrong scale, a lost token or a sink
 that is left out must not be timed, and a peer that rounds once more may be."""
+PEERS = {"flashmla": "FlashMLA", "sglang": "SGLang Triton", "eager": "torch eager", "compile": "torch.compile"}
+"""How they are called on the command line, and their names of ``peers.py``."""
 DEFAULT_HEADS, DEFAULT_BATCHES, DEFAULT_TOPK = (16, 64), (1, 8, 32, 64, 96, 128), 512
 
 
@@ -119,7 +121,8 @@ def measure_shape(
         facts = found[implementation.name] = _facts(implementation, shape, len(inputs), floors)
         try:
             prepared = implementation.prepare(inputs)
-            facts |= judge(prepared[0](), expected)
+            sink = inputs[0].attention_sink_H if implementation.has_sink_in_lse else None
+            facts |= judge(prepared[0](), expected, sink)
             facts["config"] = implementation.config()
             for call in prepared[1:]:  # a list aligned otherwise may be compiled for anew, which a capture forbids
                 call()
@@ -162,9 +165,17 @@ def _facts(implementation: Implementation, shape: Shape, n_calls: int, floors: F
     }
 
 
-def judge(outputs: Outputs, expected: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
-    """``out_error``, ``lse_error`` and ``problem`` of a first call, by (row, head). NaN anywhere is a problem."""
+def judge(
+    outputs: Outputs, expected: tuple[torch.Tensor, torch.Tensor], sink_H: torch.Tensor | None = None
+) -> dict[str, Any]:
+    """``out_error``, ``lse_error`` and ``problem`` of a first call, by (row, head). NaN anywhere is a problem.
+
+    Args:
+        sink_H: natural-log units, where the call's lse has it in.
+    """
     (out, lse), (expected_out, expected_lse) = outputs, expected
+    if sink_H is not None:
+        expected_lse = expected_lse.logaddexp(sink_H.cpu().double())
     out, lse = out.cpu().double(), lse.cpu().double()
     if out.shape != expected_out.shape or lse.shape != expected_lse.shape:
         return {"problem": f"wrong shapes: out {list(out.shape)}, lse {list(lse.shape)}"}
@@ -275,9 +286,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         prog="python -m kernel.microbench", description="Time of one call of a kernel file on this GPU."
     )
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="kernel files; the shipped one by default")
-    parser.add_argument("--peers", action="store_true", help="FlashMLA, torch and torch.compile beside them")
-    skip = "without torch.compile, which takes seconds at every shape"
-    parser.add_argument("--skip-compile", action="store_true", help=skip)
+    parser.add_argument("--peers", action="store_true", help="FlashMLA, SGLang, torch and torch.compile beside them")
+    skip = "without this peer: one that takes long, such as torch.compile or SGLang at a large batch; repeatable"
+    parser.add_argument("--skip", action="append", default=[], choices=PEERS, help=skip)
     each = "every config of a file's list by itself too, also those that its autotuner would not choose"
     parser.add_argument("--each-config", action="store_true", help=each)
     parser.add_argument("--json", action="store_true", help="one JSON object, with every sample")
@@ -304,7 +315,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from kernel import timing
-    from kernel.peers import TORCH_COMPILED, file_implementations, peers
+    from kernel.peers import file_implementations, peers
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     peaks = peaks_of(properties)
@@ -312,7 +323,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     topks = (FIRST_OF_TWO, arguments.topk) if arguments.second else (arguments.topk,)
     implementations, files = file_implementations(arguments.files, each_config=arguments.each_config)
     if arguments.peers:
-        implementations += [one for one in peers() if not (arguments.skip_compile and one.name == TORCH_COMPILED)]
+        skipped = {PEERS[word] for word in arguments.skip}
+        implementations += [one for one in peers() if one.name not in skipped]
     shapes = [
         timing.Shape(n_heads=n_heads, n_rows=batch, topks=topks, page_size=PAGE_SIZE)
         for n_heads in arguments.heads

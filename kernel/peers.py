@@ -7,7 +7,8 @@ Dimension key: B rows, H heads, D 512, T slots of all token lists.
 
 Source: the torch form is own. FlashMLA: the argument list of ``flash_mla_with_kvcache`` in the wheel sgl-flash-mla
 1.0.0 (module ``flash_mla``), and the page layout of tests/quant.py in its repository (MODEL1_FP8Sparse): the same
-bytes as ``kv_pool.py`` packs, addressed as [P, S, 1, 584] with pages a multiple of 576 bytes apart.
+bytes as ``kv_pool.py`` packs, addressed as [P, S, 1, 584] with pages a multiple of 576 bytes apart. SGLang Triton: the
+kernel that SGLang 0.5.23 has for sm_120, one program a row and head, which reads the pool in the same form.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ Call = Callable[[], Outputs]
 
 FLASH_MLA_HEADS = (64, 128)
 FLASH_MLA_TILE = 64
-TORCH_EAGER, TORCH_COMPILED, FLASH_MLA = "torch eager", "torch.compile", "FlashMLA"
+TORCH_EAGER, TORCH_COMPILED, FLASH_MLA, SGLANG = "torch eager", "torch.compile", "FlashMLA", "SGLang Triton"
+SGLANG_MODULE = "sglang.kernels.ops.attention.flash_mla_sm120_triton"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,7 @@ class Implementation:
             run. Raises where it cannot.
         version: of the library, or None.
         config: words for what an autotuner chose last, or None.
+        has_sink_in_lse: its lse is of the scores and the sink, where the kernel files' is of the scores alone.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Implementation:
     prepare: Callable[[Sequence[Inputs]], list[Call]]
     version: str | None = None
     config: Callable[[], str | None] = lambda: None
+    has_sink_in_lse: bool = False
 
 
 def file_implementation(module: ModuleType, name: str, forced: Any = None) -> Implementation:
@@ -123,7 +127,10 @@ def _raising(error: Exception) -> Callable[[Sequence[Inputs]], list[Call]]:
 def peers() -> list[Implementation]:
     """All of them; one that is not installed says so when it is prepared."""
     return [
-        Implementation(name=FLASH_MLA, kind="peer", prepare=_flash_mla_calls, version=_flash_mla_version()),
+        Implementation(name=FLASH_MLA, kind="peer", prepare=_flash_mla_calls, version=_version_of("flash_mla")),
+        Implementation(
+            name=SGLANG, kind="peer", prepare=_sglang_calls, version=_version_of("sglang"), has_sink_in_lse=True
+        ),
         Implementation(name=TORCH_EAGER, kind="peer", prepare=_eager_calls, version=torch.__version__),
         Implementation(name=TORCH_COMPILED, kind="peer", prepare=_compiled_calls, version=torch.__version__),
     ]
@@ -212,9 +219,9 @@ def padded_heads(n_heads: int) -> int:
     raise ValueError(f"FlashMLA has no kernel for {n_heads} heads, at most {FLASH_MLA_HEADS[-1]}")
 
 
-def _flash_mla_version() -> str | None:
+def _version_of(module: str) -> str | None:
     try:
-        version: str | None = getattr(importlib.import_module("flash_mla"), "__version__", None)
+        version: str | None = getattr(importlib.import_module(module), "__version__", None)
     except Exception:  # a wheel for another CUDA or torch fails with whatever its loader raises: told by prepare
         return None
     return version
@@ -256,5 +263,42 @@ def _flash_mla_call(
     def call() -> Outputs:
         out, lse_BH1 = library.flash_mla_with_kvcache(q, cache, None, None, kv_pool.HEAD_DIM, schedule, **arguments)
         return out[:, :, :n_heads], lse_BH1.transpose(1, 2)[:, :, :n_heads]
+
+    return call
+
+
+# ---- SGLang's kernel for sm_120
+
+
+def _sglang_calls(calls: Sequence[Inputs]) -> list[Call]:
+    decode = importlib.import_module(SGLANG_MODULE).flash_mla_sparse_decode_triton
+    return [_sglang_call(decode, inputs) for inputs in calls]
+
+
+def _sglang_call(decode: Callable[..., Any], inputs: Inputs) -> Call:
+    arguments: dict[str, Any] = {}
+    pool, indices, page_size, lengths = inputs.pools[0]
+    if len(inputs.pools) > 1:
+        second, second_indices, second_page_size, second_lengths = inputs.pools[1]
+        arguments = {
+            "extra_k_cache": flash_mla_cache(second, second_page_size),
+            "extra_indices": second_indices[:, None],
+            "extra_topk_length": second_lengths,
+        }
+    cache = flash_mla_cache(pool, page_size)
+    scale = kv_pool.HEAD_DIM**-0.5
+
+    def call() -> Outputs:
+        out, lse_BH1 = decode(
+            inputs.q_B1HD,
+            cache,
+            indices[:, None],
+            lengths,
+            inputs.attention_sink_H,
+            kv_pool.HEAD_DIM,
+            scale,
+            **arguments,
+        )
+        return out, lse_BH1.transpose(1, 2)
 
     return call

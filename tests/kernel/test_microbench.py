@@ -333,6 +333,37 @@ def test_flash_mla_is_asked_with_padded_heads(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(second["extra_indices_in_kvcache"][:, 0], inputs[1].pools[1][1])
 
 
+def test_sglang_has_the_same_tensors_and_the_sink_in_its_lse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both pools go in as the cache that it addresses; a lse of scores and sink, [B, H, 1], is judged as that."""
+    asked: list[dict[str, Any]] = []
+
+    def decode(
+        q: Any, k_cache: Any, indices: Any, topk_length: Any, attn_sink: Any, dim: int, scale: float, **rest: Any
+    ) -> tuple[Any, Any]:
+        asked.append({"k_cache": k_cache, "indices": indices, "dim": dim, "scale": scale, **rest})
+        given = next(one for one in inputs if torch.equal(one.pools[0][1], indices[:, 0]))
+        out, lse = peers.torch_decode(q, given.pools, attn_sink)
+        return out, torch.logaddexp(lse, attn_sink).permute(0, 2, 1)
+
+    monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.23"))
+    monkeypatch.setitem(sys.modules, peers.SGLANG_MODULE, SimpleNamespace(flash_mla_sparse_decode_triton=decode))
+    peer = next(peer for peer in peers.peers() if peer.name == peers.SGLANG)
+    assert peer.version == "0.5.23"
+    shape = timing.Shape(n_heads=16, n_rows=3, topks=(128, 64))
+    inputs = timing.make_calls(shape, timing.n_calls_of(shape, 1), 1, "cpu")
+    (row,) = measured(peer, shape=shape)
+    assert row.problem is None
+    assert row.lse_error is not None and row.lse_error < check.LSE_TOLERANCE
+    assert asked[0]["k_cache"].shape[2:] == (1, 584)
+    assert asked[0]["extra_k_cache"].shape[2:] == (1, 584)
+    assert (asked[0]["dim"], asked[0]["scale"]) == (512, 512**-0.5)
+
+
+def test_peers_on_the_command_line_are_those_that_there_are() -> None:
+    """``--skip`` knows every peer by its name."""
+    assert list(microbench.PEERS.values()) == [peer.name for peer in peers.peers()]
+
+
 @pytest.mark.parametrize(("n_heads", "padded"), [(1, 64), (64, 64), (65, 128), (128, 128)])
 def test_padded_heads(n_heads: int, padded: int) -> None:
     """64 or 128."""
