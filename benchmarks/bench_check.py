@@ -25,7 +25,7 @@ from pathlib import Path
 
 from orchestrator.demo.story import CHECK_SETTINGS
 
-KERNEL = Path(__file__).parent.parent / "kernel" / "sparse_mla_decode.py"
+KERNEL = Path(__file__).parent.parent / "kernel" / "seed" / "sparse_mla_decode.py"
 GRID = ("num_stages=2..7", "num_warps=4,8", "BLOCK_T=16,32")
 INVENTORY = """\
 hosts: {{here: {{transport: local, scratch_dir: "{root}/scratch"}}}}

@@ -42,7 +42,7 @@ CASE = Case(name="check on GPU", n_rows=8, n_heads=16, topk=512, page_size=64)
 LAUNCHES_A_GRAPH = 20
 ROUNDS_A_BUILD = 200
 N_BUILDS = 24
-KERNEL = Path(__file__).parent.parent / "kernel" / "sparse_mla_decode.py"
+KERNEL = Path(__file__).parent.parent / "kernel" / "seed" / "sparse_mla_decode.py"
 Point = dict[str, Any]
 
 

@@ -1,4 +1,4 @@
-"""Draws docs/kernel.svg: a tile of the flattened kernel, its operands, and how tiles are shared out.
+"""Draws docs/kernel.svg: a tile of the decode kernel, its operands, and how tiles are shared out.
 
     python -m benchmarks.kernel_figure docs/kernel.svg
 

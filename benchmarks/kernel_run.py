@@ -5,9 +5,8 @@
 Steps in this order, each a process of its own with a limit; one that fails or is late costs the others nothing:
     check              every config of the list on every case and on its share of 60 random ones, many processes at
                        once; two CUDA graphs; a pool of more than 2^32 bytes
-    tune 16            kernel.tuner for 16 heads; its list goes into FOLDER/candidate.py, a copy of the file
-    compare 16         kernel.microbench of the copy, the shipped kernel and the peers, one pool
-    tune 64, compare 64    the same for 64 heads; the list is now that of both
+    tune               kernel.tuner for 16 and 64 heads; its list and its table go into FOLDER/candidate.py, a copy
+    compare one pool   kernel.microbench of the copy, the shipped kernel and the peers
     compare two pools  128 + 512 tokens
     profile            ncu of the copy, at the shape that is furthest from its goal; left out where there is no ncu
     compare others     the batches that no goal is about
@@ -23,9 +22,9 @@ Exit codes: 0 every step ended well; 1 one did not, or there is no NVIDIA GPU; 2
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -40,8 +39,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kernel.autotune_lists import with_choice
+from kernel.check import SHIPPED
+
 ROOT = Path(__file__).parent.parent
-CANDIDATE = ROOT / "benchmarks" / "kernel_ideas" / "flattened.py"
 BATCHES, OTHER_BATCHES = "96,1,64,8", "128,32,48"
 """Those that the goals are about, and the others: time may run out."""
 N_RANDOM = 60
@@ -100,22 +101,19 @@ def steps_of(folder: Path, file: Path, seconds: int) -> Iterator[Step]:
         limit_s=100 * share,
         without_gpu=(*python, "kernel.check", str(file), "--device", "cpu"),
     )
-    candidate = file
+    found = folder / "tune.json"
+    tuner = (*python, "kernel.tuner", str(file), "--heads", "16,64", "--json", str(found))
     jobs = ("--jobs", str(3 * n_cores() // 2))  # all configs at once: most of the time they wait
-    chosen: list[str] = []
-    for n_heads in (16, 64):
-        found = folder / f"tune-{n_heads}.json"
-        tuner = (*python, "kernel.tuner", str(file), "--heads", str(n_heads), "--json", str(found))
-        yield Step(
-            name=f"tune {n_heads}",
-            command=(*tuner, "--batch", f"{BATCHES},{OTHER_BATCHES}", "--seconds", str(int(85 * share) + 1), *jobs),
-            limit_s=100 * share,
-            without_gpu=(*tuner, "--dry-run", "--seconds", "600"),
-        )
-        chosen += [line for line in _lines_of(found) if line not in chosen]
-        candidate = _with_list(file, chosen, folder / "candidate.py") if chosen else file
-        yield _compare(candidate, str(n_heads), ("--heads", str(n_heads), "--batch", BATCHES), 70 * share)
-    yield _compare(candidate, "two pools", ("--heads", "16,64", "--batch", "96,1", "--second"), 70 * share)
+    yield Step(
+        name="tune",
+        command=(*tuner, "--batch", f"{BATCHES},{OTHER_BATCHES}", "--seconds", str(int(140 * share) + 1), *jobs),
+        limit_s=160 * share,
+        without_gpu=(*tuner, "--dry-run", "--seconds", "600"),
+    )
+    candidate = _with_choice(file, found, folder / "candidate.py")
+    heads = ("--heads", "16,64")
+    yield _compare(candidate, "one pool", (*heads, "--batch", BATCHES), 100 * share)
+    yield _compare(candidate, "two pools", (*heads, "--batch", BATCHES, "--second"), 120 * share)
     ncu = shutil.which("ncu") or next((place for place in NCU_PLACES if Path(place).exists()), None)
     if ncu is not None:
         n_heads, batch = furthest(rows_of(folder))
@@ -126,11 +124,11 @@ def steps_of(folder: Path, file: Path, seconds: int) -> Iterator[Step]:
             command=(ncu, "--profile-from-start", "off", "--page", "details", *sections, *one),
             limit_s=60 * share,
         )
-    yield _compare(candidate, "others", ("--heads", "16,64", "--batch", OTHER_BATCHES), 90 * share)
+    yield _compare(candidate, "others", (*heads, "--batch", OTHER_BATCHES), 90 * share)
 
 
 def _compare(candidate: Path, words: str, shapes: tuple[str, ...], limit_s: float) -> Step:
-    files = (str(candidate), str(ROOT / "kernel" / "sparse_mla_decode.py"), "--peers", *SKIPPED)
+    files = (str(candidate), str(SHIPPED), "--peers", *SKIPPED)
     return Step(
         name=f"compare {words}",
         command=(sys.executable, "-m", "kernel.microbench", *files, *shapes, "--json"),
@@ -139,40 +137,22 @@ def _compare(candidate: Path, words: str, shapes: tuple[str, ...], limit_s: floa
     )
 
 
-def _lines_of(found: Path) -> list[str]:
-    """What the tuner chose; nothing where it has not come so far."""
+def _with_choice(file: Path, found: Path, copy: Path) -> Path:
+    """A copy of the file with what the tuner chose; the file itself where the tuner has not come so far."""
     try:
-        lines: list[str] = json.loads(found.read_text(encoding="utf-8")).get("lines", [])
+        document = json.loads(found.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return []
-    return lines
-
-
-def _with_list(file: Path, lines: Sequence[str], copy: Path) -> Path:
-    copy.write_text(with_list(file.read_text(encoding="utf-8"), lines), encoding="utf-8")
+        return file
+    if not document.get("lines"):
+        return file
+    table = {
+        int(n_heads): tuple((math.inf if most is None else most, place) for most, place in borders)
+        for n_heads, borders in document["table"].items()
+    }
+    device = document["device"]
+    source = file.read_text(encoding="utf-8")
+    copy.write_text(with_choice(source, document["lines"], tuple(device["capability"]), table), encoding="utf-8")
     return copy
-
-
-def with_list(source: str, lines: Sequence[str]) -> str:
-    """A kernel file's text with another autotune list.
-
-    Raises:
-        ValueError: it has no ``@triton.autotune(configs=[…])``.
-    """
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "triton.autotune":
-            for keyword in node.keywords:
-                if keyword.arg == "configs" and isinstance(keyword.value, ast.List):
-                    return _replaced(source, keyword.value, "[\n" + "".join(f"        {x}\n" for x in lines) + "    ]")
-    raise ValueError("no @triton.autotune(configs=[...]) in it")
-
-
-def _replaced(source: str, node: ast.expr, text: str) -> str:
-    rows = source.encode().splitlines(keepends=True)
-    assert node.end_lineno is not None and node.end_col_offset is not None
-    before = b"".join(rows[: node.lineno - 1]) + rows[node.lineno - 1][: node.col_offset]
-    after = rows[node.end_lineno - 1][node.end_col_offset :] + b"".join(rows[node.end_lineno :])
-    return (before + text.encode() + after).decode()
 
 
 # ---- what came out
@@ -428,7 +408,9 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernel_run", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="where everything is written; made where it is not")
-    parser.add_argument("--file", type=Path, default=CANDIDATE, help="the candidate; default benchmarks/kernel_ideas")
+    parser.add_argument(
+        "--file", type=Path, default=SHIPPED, help="the candidate; default the shipped one, timed twice"
+    )
     parser.add_argument("--seconds", type=int, default=540, metavar="N", help="for everything; default 540")
     parser.add_argument("--dry-run", action="store_true", help="what needs no GPU, and the commands of the rest")
     parser.add_argument("--only-check", action="store_true", help=argparse.SUPPRESS)

@@ -2,12 +2,11 @@
 
     python -m benchmarks.seed_experiment FOLDER [--seconds N]
 
-Baseline: three autotuned configs (BLOCK_T, num_warps, num_stages) = (16, 4, 2) (32, 4, 2) (32, 8, 2), the list of the
-shipped kernel when this was written; ``--kernel`` names a file that has it, should the shipped one have moved on. V1
-forces (16, 8, 2), V2 forces (16, 4, 3). The engine of ``kernel/`` decodes with CUDA graphs; orch drives it over SSH,
-with a throwaway server on this machine's loopback (in Python where there is no sshd). Two starts of the baseline by
-hand come first: they show how long a start takes. Ends with the verdicts, and with the page, the Markdown, the JSON,
-three tables of the record and the kernel in FOLDER/out.
+Baseline: three autotuned configs (BLOCK_T, num_warps, num_stages) = (16, 4, 2) (32, 4, 2) (32, 8, 2), the list of
+``kernel/seed``; ``--kernel`` names another file that has it. V1 forces (16, 8, 2), V2 forces (16, 4, 3). The engine of
+``kernel/`` decodes with CUDA graphs; orch drives it over SSH, with a throwaway server on this machine's loopback (in
+Python where there is no sshd). Two starts of the baseline by hand come first: they show how long a start takes. Ends
+with the verdicts, and with the page, the Markdown, the JSON, three tables of the record and the kernel in FOLDER/out.
 
 On a machine with several GPUs, CUDA_VISIBLE_DEVICES says which one the engine has.
 
@@ -93,7 +92,9 @@ def main() -> int:
     """Makes or continues the experiment; returns orch's exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--kernel", type=Path, default=REPOSITORY / "kernel" / "sparse_mla_decode.py", metavar="FILE")
+    parser.add_argument(
+        "--kernel", type=Path, default=REPOSITORY / "kernel" / "seed" / "sparse_mla_decode.py", metavar="FILE"
+    )
     parser.add_argument("--seconds", type=float, help="interrupt the experiment after so many seconds")
     parser.add_argument("--device", choices=tuple(ENGINE), default="cuda", help="cpu: a small rehearsal without a GPU")
     parser.add_argument("--pairs", default="6", help="planned looks")
@@ -105,6 +106,7 @@ def main() -> int:
     is_new = not (folder / "host").exists()
     if is_new:
         shutil.copytree(REPOSITORY / "kernel", folder / "host" / "kernel", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copyfile(given.kernel, folder / "host" / "kernel" / "sparse_mla_decode.py")
     with ThrowawaySshHost(folder / "ssh", alias="gpu") as host:
         print(f"SSH host: {host.server} on 127.0.0.1:{host.port}", flush=True)
         write_inventory(folder, host, given.device)

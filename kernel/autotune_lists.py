@@ -1,11 +1,15 @@
-"""Autotune lists: configs as data, which a file has and would drop, and the smallest list that is good enough.
+"""Autotune lists: configs as data, which a file has and would drop, the smallest list that is good enough, and a table.
 
-Owns the choice, not the measuring (``tuner.py``). Pure, but for ``tried_with``, which asks a file's own launcher.
+The table says up to how many rows which config of the list is the fastest, for one GPU and each number of heads. Owns
+the choice and how it is written into a file, not the measuring (``tuner.py``). Pure, but for ``tried_with``, which asks
+a file's own launcher.
 """
 
 from __future__ import annotations
 
+import ast
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 
 WITHIN_RATIO = 1.02
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg")
+
+Borders = tuple[tuple[float, int], ...]
+"""(up to how many rows, place in the list) by rising rows; the last is for all the rest, with infinity."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +142,81 @@ def _product(chosen: Iterable[str], ratios: Mapping[Any, Mapping[str, float]]) -
     for of_shape in ratios.values():
         product *= min(of_shape[name] for name in chosen if name in of_shape)
     return product
+
+
+def borders_of(times: Mapping[int, Mapping[str, float]], names: Sequence[str]) -> Borders:
+    """Which of ``names`` for how many rows, of one number of heads.
+
+    At a batch that was timed it is the fastest of them; the border between two batches is their geometric mean.
+
+    Args:
+        times: median µs by batch and config; batches at which none of the names has a time say nothing.
+    """
+    fastest = {}
+    for batch, of_batch in sorted(times.items()):
+        known = {name: of_batch[name] for name in names if name in of_batch}
+        if known:
+            fastest[batch] = names.index(min(known, key=lambda name: known[name]))
+    borders: list[tuple[float, int]] = []
+    batches = list(fastest)
+    for batch, after in itertools.pairwise(batches):
+        if fastest[batch] != fastest[after]:
+            borders.append((math.isqrt(batch * after), fastest[batch]))
+    return (*borders, (math.inf, fastest[batches[-1]])) if batches else ()
+
+
+def with_choice(
+    source: str,
+    lines: Sequence[str],
+    capability: tuple[int, int] = (0, 0),
+    table: Mapping[int, Borders] | None = None,
+) -> str:
+    """A kernel file's text with another autotune list, and with the table that belongs to it where the file has one.
+
+    Args:
+        table: by number of heads. A file's own is emptied without one: it speaks of places in another list.
+
+    Raises:
+        ValueError: it has no ``@triton.autotune(configs=[…])``.
+    """
+    tree = ast.parse(source)
+    changes: list[tuple[ast.expr, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "triton.autotune":
+            for keyword in node.keywords:
+                if keyword.arg == "configs" and isinstance(keyword.value, ast.List):
+                    changes.append((keyword.value, "[\n" + "".join(f"        {x}\n" for x in lines) + "    ]"))
+    if not changes:
+        raise ValueError("no @triton.autotune(configs=[...]) in it")
+    for statement in tree.body:
+        if isinstance(statement, ast.AnnAssign | ast.Assign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            name = ast.unparse(targets[0])
+            if name == "CHOSEN":
+                changes.append((statement.value, _table_text(capability, table) if table else "{}"))
+            elif name == "N_CHOSEN_FROM":
+                changes.append((statement.value, str(len(lines))))
+    for value, text in sorted(changes, key=lambda change: -change[0].lineno):
+        source = _replaced(source, value, text)
+    return source
+
+
+def _table_text(capability: tuple[int, int], table: Mapping[int, Borders]) -> str:
+    rows = "".join(f"        {n_heads}: {_borders_text(borders)},\n" for n_heads, borders in sorted(table.items()))
+    return f"{{\n    {capability}: {{\n{rows}    }}\n}}"
+
+
+def _borders_text(borders: Borders) -> str:
+    pairs = [f"({'math.inf' if most == math.inf else int(most)}, {place})" for most, place in borders]
+    return f"({', '.join(pairs)}{',' if len(pairs) == 1 else ''})"
+
+
+def _replaced(source: str, node: ast.expr, text: str) -> str:
+    rows = source.encode().splitlines(keepends=True)
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    before = b"".join(rows[: node.lineno - 1]) + rows[node.lineno - 1][: node.col_offset]
+    after = rows[node.end_lineno - 1][node.end_col_offset :] + b"".join(rows[node.end_lineno :])
+    return (before + text.encode() + after).decode()
 
 
 def candidates(module: ModuleType, grid: Mapping[str, Sequence[int]]) -> list[Settings]:

@@ -68,14 +68,19 @@ def file_implementation(module: ModuleType, name: str, forced: Any = None) -> Im
         forced: a config of its list to run instead of tuning.
     """
 
+    named: list[Any] = []  # by the file's own table, where it has one and this GPU is in it
+
     def prepare(calls: Sequence[Inputs]) -> list[Call]:
         n_rows, _, n_heads, _ = calls[0].q_B1HD.shape
         out = torch.full_like(calls[0].q_B1HD, math.nan)
         lse = torch.full((n_rows, 1, n_heads), math.nan, dtype=torch.float32, device=out.device)
+        if out.is_cuda and hasattr(module, "config_for"):
+            named[:] = [module.config_for(torch.cuda.get_device_capability(out.device), n_heads, n_rows)]
         return [_file_call(module, inputs, out, lse, forced) for inputs in calls]
 
     def config() -> str | None:
-        chosen = forced or getattr(getattr(module, "sparse_mla_decode_kernel", None), "best_config", None)
+        tuned = getattr(getattr(module, "sparse_mla_decode_kernel", None), "best_config", None)
+        chosen = next((one for one in (forced, *named, tuned) if one is not None), None)
         return None if chosen is None else str(chosen)
 
     return Implementation(name=name, kind="file", prepare=prepare, config=config)

@@ -7,7 +7,8 @@ values. In order:
        and cannot harm the others;
     2. at each shape all that are left are timed as ``microbench.py`` does, at first briefly; those within 25 % of the
        fastest again, with more graphs;
-    3. the smallest list is chosen that has at every shape a config within 2 % of the fastest.
+    3. the smallest list is chosen that has at every shape a config within 2 % of the fastest, and for each number of
+       heads a table of it: up to how many rows which of them. ``autotune_lists.with_choice`` writes both into a file.
 
 Touches nothing but these processes; writes ``--json`` after each shape, and a triton cache where TRITON_CACHE_DIR says.
 
@@ -15,7 +16,8 @@ Touches nothing but these processes; writes ``--json`` after each shape, and a t
 
 JSON: device, torch_version, triton_version, seed, file, digest, topks, ``configs`` (name, config, n_heads that would
 try it, problem, check_s), ``times`` (n_heads, batch, config, call_us, low_us, high_us, n; n = 1 for the brief ones),
-``choices`` (n_heads, batch, fastest, tied), ``chosen`` (names), ``lines`` (to paste), not_reached ([n_heads, batch]).
+``choices`` (n_heads, batch, fastest, tied), ``chosen`` (names), ``lines`` (to paste), ``table`` (by number of heads:
+[up to how many rows, place in the list], null for all the rest), not_reached ([n_heads, batch]).
 
 Exit codes: 0 a list was chosen from all shapes; 1 it was not, or there is no NVIDIA GPU; 2 wrong use.
 """
@@ -25,6 +27,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import secrets
 import subprocess
@@ -39,7 +42,9 @@ from typing import TYPE_CHECKING, Any
 
 from kernel.autotune_lists import (
     WITHIN_RATIO,
+    Borders,
     Settings,
+    borders_of,
     candidates,
     fastest_within_noise,
     smallest_list,
@@ -237,9 +242,11 @@ class Report:
             "choices": [],
             "chosen": [],
             "lines": [],
+            "table": {},
             "not_reached": [],
         }
         self._intervals: dict[Where, dict[str, Interval]] = {}
+        self.table: dict[int, Borders] = {}
 
     def add(self, where: Where, times: Mapping[str, Interval], settings: Sequence[Settings]) -> None:
         """One shape; chooses anew."""
@@ -267,6 +274,14 @@ class Report:
         self.document["chosen"] = smallest_list(medians)
         lines = {one.name: one.line for one in settings}
         self.document["lines"] = [lines[name] for name in self.document["chosen"]]
+        of_heads: dict[int, dict[int, dict[str, float]]] = {}
+        for (heads, rows), found_us in medians.items():
+            of_heads.setdefault(heads, {})[rows] = found_us
+        self.table = {heads: borders_of(of, self.document["chosen"]) for heads, of in of_heads.items()}
+        self.document["table"] = {
+            str(heads): [[None if most == math.inf else most, place] for most, place in borders]
+            for heads, borders in self.table.items()
+        }
 
     def write(self, path: Path | None) -> None:
         """As JSON, whole or not at all."""
@@ -292,7 +307,13 @@ class Report:
             lines.append(f"{place[0]:>5}  {place[1]:>5}  " + "  ".join(cells) + f"  {', '.join(choice['tied'])}")
         lines += [f"not reached in time: {n_heads} heads, batch {batch}" for n_heads, batch in document["not_reached"]]
         lines += [f"within {WITHIN_RATIO - 1:.0%} of the fastest at every shape that was timed:"]
-        return "\n".join([*lines, *(f"    {line}" for line in document["lines"] or ["nothing"])])
+        lines += [f"    {line}" for line in document["lines"] or ["nothing"]]
+        if self.table:
+            lines.append("up to how many rows which of them, by its place from 0:")
+        for n_heads, borders in sorted(self.table.items()):
+            words = [f"{place} {'beyond' if most == math.inf else f'to {most}'}" for most, place in borders]
+            lines.append(f"    {n_heads} heads: {', '.join(words)}")
+        return "\n".join(lines)
 
 
 def _thorough(times: Mapping[str, Interval]) -> dict[str, Interval]:

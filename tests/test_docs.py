@@ -323,10 +323,10 @@ def test_every_table_is_described(store: Store) -> None:
 
 
 def test_the_example_of_arguments_fits_the_kernel_of_this_project() -> None:
-    """What docs/check.md tells orch of the kernel in kernel/ is all that its signature lacks."""
+    """What docs/check.md tells orch of the kernel in kernel/seed/ is all that its signature lacks."""
     (example,) = fenced(text_of("check.md"), "yaml")
     told = YAML(typ="safe").load(example)["check"]
-    path = ROOT / "kernel" / "sparse_mla_decode.py"
+    path = ROOT / "kernel" / "seed" / "sparse_mla_decode.py"
     lifted = lift([SourceFile.of(path.name, path.read_bytes())], "sparse_mla_decode_kernel", modules={})
     found = signature(lifted, told["arguments"], given_by_config=["BLOCK_T"], target="sparse_mla")
     assert [*found.types] == [parameter.name for parameter in lifted.parameters]

@@ -25,6 +25,8 @@ from orchestrator.interrupts import shielded
 from orchestrator.records import digest_of, short
 
 KERNEL_FILE = "kernel/sparse_mla_decode.py"
+SEED_FILE = "kernel/seed/sparse_mla_decode.py"
+"""What the demo puts in the former's place: the story is about tiles, warps and stages, which that one has."""
 CONCURRENCIES = "1,8"
 LEASE_S = "300"
 NEEDS = ("torch", "aiohttp", "numpy")
@@ -284,12 +286,16 @@ def _new_folder(folder: Path | None) -> Path:
 
 
 def _copy_kernel(checkout: Path) -> Path:
-    """A copy of ``kernel/`` as the "host's" checkout, found without importing it (that would import torch)."""
+    """A copy of ``kernel/`` as the "host's" checkout, with the kernel of ``kernel/seed``.
+
+    It is found without importing it: that would import torch.
+    """
     spec = importlib.util.find_spec("kernel")
     if spec is None or not spec.submodule_search_locations:
         raise UsageError("the package `kernel` is not installed beside orch", next_step="run `make demo` in a checkout")
     source = Path(next(iter(spec.submodule_search_locations)))
     shutil.copytree(source, checkout / "kernel", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(checkout / SEED_FILE, checkout / KERNEL_FILE)
     return checkout
 
 

@@ -184,6 +184,6 @@ def test_the_demo_can_be_interrupted_anywhere(tmp_path: Path, text: str, number:
     finally:
         demo.kill()
     live = folder / "host" / "kernel" / "sparse_mla_decode.py"
-    assert live.read_bytes() == (CHECKOUT / "kernel" / "sparse_mla_decode.py").read_bytes()
+    assert live.read_bytes() == (CHECKOUT / "kernel" / "seed" / "sparse_mla_decode.py").read_bytes()
     assert list(live.parent.glob(".orch*")) == []
     wait_until(lambda: pids_of(folder) == [])

@@ -179,7 +179,7 @@ def test_the_demo_tells_the_whole_story_and_cleans_up(tmp_path: Path) -> None:
     ran = RunningOrch([sys.executable, "-m", "orchestrator", "demo", str(folder)], tmp_path).end(timeout_s=280.0)
     assert ran.code == 0, ran.err
     live = folder / "host" / "kernel" / "sparse_mla_decode.py"
-    assert live.read_bytes() == (CHECKOUT / "kernel" / "sparse_mla_decode.py").read_bytes()
+    assert live.read_bytes() == (CHECKOUT / "kernel" / "seed" / "sparse_mla_decode.py").read_bytes()
     kept = [path.name.partition(".")[0] for path in live.parent.glob(".orch*/*")]
     assert kept == ["foreign"], "only the colleague's edit is kept on the host"
     assert pids_of(folder) == []

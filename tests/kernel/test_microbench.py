@@ -508,9 +508,11 @@ def test_each_config_by_itself() -> None:
     implementations, told = peers.file_implementations([check.SHIPPED], each_config=True)
     assert [one.name for one in implementations] == [
         "sparse_mla_decode.py",
-        "sparse_mla_decode.py 16 w4 s2",
-        "sparse_mla_decode.py 32 w4 s2",
-        "sparse_mla_decode.py 32 w8 s2",
+        "sparse_mla_decode.py 16/32/2 w4 s1",
+        "sparse_mla_decode.py 16/64/1 w8 s1",
+        "sparse_mla_decode.py 16/128/1 w8 s1",
+        "sparse_mla_decode.py 32/128/1 w8 s1",
+        "sparse_mla_decode.py 64/32/1 w8 s1",
     ]
     assert len(told) == 1
 

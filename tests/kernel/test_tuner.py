@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from kernel import autotune_lists, check, offline, peers, timing, tuner  # noqa:
 pytestmark = pytest.mark.kernel
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = check.SHIPPED
+SEED = check.SHIPPED.parent / "seed" / "sparse_mla_decode.py"
 H200 = SimpleNamespace(
     name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, L2_cache_size=1, clock_rate=1_980_000
 )
@@ -87,6 +88,40 @@ def test_a_config_without_a_time_covers_nothing() -> None:
     assert autotune_lists.smallest_list({}) == []
 
 
+def test_borders_lie_between_the_batches() -> None:
+    """At each batch the fastest of the list, whatever else was timed; from one to the next at their geometric mean."""
+    times = {
+        96: {"a": 40.0, "b": 33.0, "left out": 1.0},
+        1: {"a": 9.0, "b": 13.0},
+        8: {"a": 10.0, "b": 13.0},
+        32: {"b": 16.0},
+        64: {"left out": 1.0},
+    }
+    assert autotune_lists.borders_of(times, ["b", "a"]) == ((16, 1), (math.inf, 0))
+    assert autotune_lists.borders_of({64: {"left out": 1.0}}, ["b", "a"]) == ()
+
+
+def test_a_choice_is_written_into_a_file_and_changes_nothing_else() -> None:
+    """List, table and its length are replaced, and the table is heeded. A file without a list is refused."""
+    source = check.SHIPPED.read_text(encoding="utf-8")
+    lines = [settings(64).line, settings(16).line]
+    changed = autotune_lists.with_choice(source, lines, (9, 0), {16: ((8, 1), (math.inf, 0)), 64: ((math.inf, 1),)})
+    before, after = source.splitlines(), changed.splitlines()
+    assert set(after) - set(before) == {
+        "        " + lines[0],
+        "        " + lines[1],
+        "        16: ((8, 1), (math.inf, 0)),",
+        "        64: ((math.inf, 1),),",
+        "N_CHOSEN_FROM = 2",
+    }
+    module = check.import_source(check.SHIPPED, changed.encode())
+    assert [module.config_for((9, 0), 16, n_rows).kwargs["BLOCK_T"] for n_rows in (8, 9)] == [16, 64]
+    emptied = check.import_source(check.SHIPPED, autotune_lists.with_choice(source, lines).encode())
+    assert emptied.config_for((9, 0), 16, 8) is None
+    with pytest.raises(ValueError, match=r"no @triton\.autotune"):
+        autotune_lists.with_choice("x = 1\n", lines)
+
+
 def test_fastest_within_noise() -> None:
     """Tied with the fastest are those whose intervals reach down into its own."""
     times = {"c": interval(12, 11.5, 12.5), "a": interval(10, 9.9, 10.2), "b": interval(10.3, 10.1, 10.5)}
@@ -98,7 +133,7 @@ def test_fastest_within_noise() -> None:
 
 def test_grid_changes_every_entry_once() -> None:
     """The file's own list comes first; values of a grid are put into each entry, and no config is tried twice."""
-    module = check.import_source(SHIPPED, SHIPPED.read_bytes())
+    module = check.import_source(SEED, SEED.read_bytes())
     own = [autotune_lists.Settings.of(config) for config in module.CONFIGS]
     found = autotune_lists.candidates(module, {"BLOCK_T": (32, 64), "num_warps": (4,)})
     assert found == [*own, settings(64)]
@@ -119,7 +154,7 @@ def test_candidates_of_a_file_are_tried_too() -> None:
 
 def test_unknown_name_of_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
     """A name that no config has is wrong use, and the names that there are are told."""
-    assert tuner.main([str(SHIPPED), "--set", "BLOCK_X=1", "--dry-run"]) == 2
+    assert tuner.main([str(SEED), "--set", "BLOCK_X=1", "--dry-run"]) == 2
     assert "BLOCK_X: no config has that name; they have BLOCK_T" in capsys.readouterr().err
 
 
@@ -129,7 +164,7 @@ def test_unknown_name_of_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_a_right_config_has_no_problem() -> None:
     """The shipped kernel on the CPU, in a child."""
-    [(number, found)] = list(tuner.in_children([request(SHIPPED)], n_jobs=1, until=time.monotonic() + 120))
+    [(number, found)] = list(tuner.in_children([request(SEED)], n_jobs=1, until=time.monotonic() + 120))
     assert (number, found["problem"]) == (0, None)
     assert found["check_s"] > 0
 
@@ -137,7 +172,7 @@ def test_a_right_config_has_no_problem() -> None:
 @pytest.mark.slow
 def test_bad_configs_are_told_and_harm_nobody(tmp_path: Path) -> None:
     """A wrong one, one that ends its process and one that raises each have their reason; one comes too late."""
-    source = SHIPPED.read_text(encoding="utf-8")
+    source = SEED.read_text(encoding="utf-8")
     wrong = "def sparse_mla_decode(*args, **named):\n    named['out_B1HD'].zero_()\n    named['lse_B1H'].zero_()\n"
     files = {
         "wrong.py": source + wrong,
@@ -226,7 +261,9 @@ def test_report(tmp_path: Path) -> None:
     text = report.as_text()
     assert "dropped  128 w4 s2: does not fit" in text
     assert "not reached in time: 64 heads, batch 8" in text
-    assert text.endswith('    triton.Config({"BLOCK_T": 32}, num_warps=4, num_stages=2),')
+    assert '\n    triton.Config({"BLOCK_T": 32}, num_warps=4, num_stages=2),\n' in text
+    assert text.endswith("    16 heads: 0 beyond")
+    assert document["table"] == {"16": [[None, 0]]}
 
 
 @pytest.mark.slow
@@ -254,7 +291,7 @@ def test_all_of_it_where_the_gpu_is_played(
     monkeypatch.setattr(tuner, "time_shape", time_shape)
     out = tmp_path / "out.json"
     shapes = ["--heads", "16", "--batch", "2,1", "--topk", "64"]
-    assert tuner.main([str(SHIPPED), *shapes, "--json", str(out), "--seed", "5"]) == 0
+    assert tuner.main([str(SEED), *shapes, "--json", str(out), "--seed", "5"]) == 0
     assert timed_shapes == [(16, 2, ["16 w4 s2", "32 w8 s2"]), (16, 1, ["16 w4 s2", "32 w8 s2"])]
     document = json.loads(out.read_text())
     assert (document["seed"], document["topks"], document["not_reached"]) == (5, [64], [])
@@ -269,9 +306,7 @@ def test_time_that_is_up_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H200)
     out = tmp_path / "out.json"
-    arguments = tuner._arguments(
-        [str(SHIPPED), "--heads", "16", "--batch", "1,8", "--seconds", "1", "--json", str(out)]
-    )
+    arguments = tuner._arguments([str(SEED), "--heads", "16", "--batch", "1,8", "--seconds", "1", "--json", str(out)])
     report = tuner.tune(arguments, started=time.monotonic() - 1)
     assert report.document["not_reached"] == [(16, 1), (16, 8)]
     assert {one["problem"] for one in report.document["configs"]} == {"not reached in time"}
@@ -286,7 +321,7 @@ def test_without_a_gpu_it_refuses_in_one_line(
 ) -> None:
     """Exit 1, one line on stderr, nothing on stdout."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert tuner.main([str(SHIPPED)]) == 1
+    assert tuner.main([str(SEED)]) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "--dry-run" in err
@@ -296,9 +331,9 @@ def test_without_a_gpu_it_refuses_in_one_line(
     ("arguments", "words"),
     [
         (["nowhere.py"], "no such file: nowhere.py"),
-        ([str(SHIPPED), "--set", "BLOCK_T"], "is not of the form NAME=1,2"),
-        ([str(SHIPPED), "--set", "BLOCK_T=a"], "is not a list of different numbers"),
-        ([str(SHIPPED), "--json", "nowhere/x.json"], "no such folder: nowhere"),
+        ([str(SEED), "--set", "BLOCK_T"], "is not of the form NAME=1,2"),
+        ([str(SEED), "--set", "BLOCK_T=a"], "is not a list of different numbers"),
+        ([str(SEED), "--json", "nowhere/x.json"], "no such folder: nowhere"),
     ],
 )
 def test_wrong_use(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -314,7 +349,7 @@ def test_dry_run_compiles_what_would_be_tried(tmp_path: Path, capsys: pytest.Cap
     """Each config that the file's list and the grid give, with its shared memory and registers on sm_90."""
     pytest.importorskip("triton", reason="triton is not installed")
     out = tmp_path / "dry.json"
-    arguments = [str(SHIPPED), "--dry-run", "--heads", "16", "--set", "BLOCK_T=16", "--jobs", "2", "--json", str(out)]
+    arguments = [str(SEED), "--dry-run", "--heads", "16", "--set", "BLOCK_T=16", "--jobs", "2", "--json", str(out)]
     assert tuner.main(arguments) == 0
     document = json.loads(out.read_text())
     assert [row["name"] for row in document["configs"]] == ["16 w4 s2", "32 w4 s2", "32 w8 s2", "16 w8 s2"]
@@ -330,7 +365,7 @@ def test_dry_run_compiles_what_would_be_tried(tmp_path: Path, capsys: pytest.Cap
 def test_a_launch_as_the_compiler_sees_it() -> None:
     """Types, constants and divisibility are those that the shipped launcher passes: nothing is written down twice."""
     pytest.importorskip("triton", reason="triton is not installed")
-    module = check.import_source(SHIPPED, SHIPPED.read_bytes())
+    module = check.import_source(SEED, SEED.read_bytes())
     if not hasattr(module.sparse_mla_decode_kernel.fn, "params"):
         pytest.skip("Triton interprets in this process")
     launches = offline.launches_of(module, module.CONFIGS[0], arch=90, n_heads=16, n_rows=96, topks=(512,))
