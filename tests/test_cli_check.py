@@ -148,6 +148,18 @@ def test_the_same_binary_as_another_variant(one_config: CliProject) -> None:
 
 
 @pytest.mark.slow
+def test_an_edit_that_changes_no_binary_is_told_as_an_edit(one_config: CliProject) -> None:
+    """A variant is not compared with its own name: what it was before the edit is told by its digest."""
+    one_config.with_variant("V5", "num_stages=5").done("check", "--variant", "V5")
+    edit(one_config, "V5", "LOG2E = ", "# a remark\nLOG2E = ")
+    said = bullets(one_config.done("check", "--variant", "V5").out)
+    assert any(
+        re.fullmatch(r"V5 and V5 as it was \([0-9a-f]{12}\) are the same binary: measure one of them", text)
+        for text in said
+    )
+
+
+@pytest.mark.slow
 def test_a_crash_in_one_config_leaves_the_others(project: CliProject) -> None:
     """A compiler that crashes is one line and costs its own config alone."""
     project.done("variant", "new", "V2")

@@ -13,7 +13,7 @@ from orchestrator.check.gpus import arch_of_compute_capability
 from orchestrator.check.offline import Question, check_offline
 from orchestrator.errors import CheckError, UsageError, VariantError
 from orchestrator.project import Project
-from orchestrator.records import Target, Variant
+from orchestrator.records import Snapshot, Target, Variant, short
 from orchestrator.session import BASELINE, Report
 from orchestrator.store import Store
 from orchestrator.verdicts import (
@@ -143,7 +143,7 @@ def ask(
         archs=archs,
         changes=variant.changes if variant else (),
         cached=cached,
-        others=_others(store, target, kernel, (variant or base).digest, base.digest, chosen.environment.version),
+        others=_others(store, target, kernel, variant or base, chosen.environment.version),
         host_triton_version=host_version,
         caveats=chosen.caveats,
     )
@@ -190,16 +190,18 @@ def compiled_folder(project: Project) -> Path:
 
 
 def _others(
-    store: Store, target: Target, kernel: str, digest: str, base_digest: str, triton_version: str
+    store: Store, target: Target, kernel: str, asked: Variant | Snapshot, triton_version: str
 ) -> dict[str, list[ConfigReport]]:
-    """What other variants of the same base compile to, as far as it is on record."""
+    """What other variants of the same base compile to, and what this one did before it was edited, where on record."""
+    own_name, base_digest = (asked.name, asked.base_digest) if isinstance(asked, Variant) else (None, asked.digest)
     found: dict[str, list[ConfigReport]] = {}
     source = KernelSource("source", kernel, "", "")
     for known in store.known_binaries(target.name, base_digest, triton_version):
-        if known.digest not in (digest, base_digest):
+        if known.digest not in (asked.digest, base_digest):
+            name = known.variant if known.variant != own_name else f"{own_name} as it was ({short(known.digest)})"
             job = CompileJob(source, known.config, known.arch)
             compiled = CompiledKernel(job, known.triton_version, binary_digest=known.binary_digest)
-            reports = found.setdefault(known.variant, [])
+            reports = found.setdefault(name, [])
             reports.append(ConfigReport(len(reports), compiled, None))
     return found
 
