@@ -113,6 +113,7 @@ def main() -> int:
         if is_new:
             prepare(folder, given.by_hand)
         code = conduct(folder, given.pairs, deadline_s)
+        orch(folder, "revert", check=False)  # ends the engine, which the experiment leaves serving the baseline
         export(folder)
     return code
 
