@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from kernel import autotune_lists, check, offline, peers, timing, tuner  # noqa: E402
+from kernel import autotune_lists, check, config_trial, offline, peers, timing, tuner  # noqa: E402
 
 pytestmark = pytest.mark.kernel
 
@@ -164,7 +164,7 @@ def test_unknown_name_of_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_a_right_config_has_no_problem() -> None:
     """The shipped kernel on the CPU, in a child."""
-    [(number, found)] = list(tuner.in_children([request(SEED)], n_jobs=1, until=time.monotonic() + 120))
+    [(number, found)] = list(config_trial.in_children([request(SEED)], n_jobs=1, until=time.monotonic() + 120))
     assert (number, found["problem"]) == (0, None)
     assert found["check_s"] > 0
 
@@ -182,11 +182,11 @@ def test_bad_configs_are_told_and_harm_nobody(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     asked = [request(tmp_path / name) for name in files]
-    found = dict(tuner.in_children(asked, n_jobs=2, until=time.monotonic() + 120))
+    found = dict(config_trial.in_children(asked, n_jobs=2, until=time.monotonic() + 120))
     assert "16 heads, 3 rows: out: relative error" in found[0]["problem"]
     assert found[1]["problem"].startswith("its process ended with 9")
     assert "RuntimeError: no such tile" in found[2]["problem"]
-    late = dict(tuner.in_children(asked[:1], n_jobs=1, until=time.monotonic()))
+    late = dict(config_trial.in_children(asked[:1], n_jobs=1, until=time.monotonic()))
     assert late[0] == {"problem": "not reached in time", "check_s": None}
 
 
