@@ -322,13 +322,20 @@ def test_every_table_is_described(store: Store) -> None:
 # ---- the check
 
 
-def test_the_example_of_arguments_fits_the_kernel_of_this_project() -> None:
-    """What docs/check.md tells orch of the kernel in kernel/seed/ is all that its signature lacks."""
-    (example,) = fenced(text_of("check.md"), "yaml")
+@pytest.mark.parametrize(
+    ("page", "file", "given_by_config"),
+    [
+        ("check.md", "kernel/seed/sparse_mla_decode.py", ["BLOCK_T"]),
+        ("kernel.md", "kernel/sparse_mla_decode.py", ["BLOCK_H", "BLOCK_T", "PER_SM"]),
+    ],
+)
+def test_the_examples_of_arguments_fit_the_kernels(page: str, file: str, given_by_config: list[str]) -> None:
+    """What docs/check.md tells orch of the seed's kernel and docs/kernel.md of the shipped one is all that they lack."""
+    (example,) = fenced(text_of(page), "yaml")
     told = YAML(typ="safe").load(example)["check"]
-    path = ROOT / "kernel" / "seed" / "sparse_mla_decode.py"
+    path = ROOT / file
     lifted = lift([SourceFile.of(path.name, path.read_bytes())], "sparse_mla_decode_kernel", modules={})
-    found = signature(lifted, told["arguments"], given_by_config=["BLOCK_T"], target="sparse_mla")
+    found = signature(lifted, told["arguments"], given_by_config=given_by_config, target="sparse_mla")
     assert [*found.types] == [parameter.name for parameter in lifted.parameters]
     assert set(told) <= {field.name for field in dataclasses.fields(CheckSettings)}
 
