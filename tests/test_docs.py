@@ -330,7 +330,7 @@ def test_every_table_is_described(store: Store) -> None:
     ],
 )
 def test_the_examples_of_arguments_fit_the_kernels(page: str, file: str, given_by_config: list[str]) -> None:
-    """What docs/check.md tells orch of the seed's kernel and docs/kernel.md of the shipped one is all that they lack."""
+    """What docs/check.md tells orch of the seed's kernel, docs/kernel.md of the shipped one, is all that they lack."""
     (example,) = fenced(text_of(page), "yaml")
     told = YAML(typ="safe").load(example)["check"]
     path = ROOT / file
