@@ -8,14 +8,16 @@ they are judged, and every reason why there is no proof becomes one sentence wit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from orchestrator import spanning
 from orchestrator.connection import Remote
+from orchestrator.connection.slurm_group import node_of
 from orchestrator.engines import Label, knowledge_of
 from orchestrator.errors import HostWriteError, LoadedDigestError
-from orchestrator.host import engine_port, engine_state_dir, run_program
+from orchestrator.host import engine_port, engine_state_dir, ranks, run_program
 from orchestrator.records import (
     AutotuneWinner,
     Engine,
@@ -91,6 +93,10 @@ def remove_stale_bytecode(remote: Remote, target: Target, engine: Engine | None 
     Raises:
         HostWriteError: one could not be removed.
     """
+    return tuple(path for member in remote.members for path in _remove_bytecode(member, target, engine))
+
+
+def _remove_bytecode(remote: Remote, target: Target, engine: Engine | None) -> tuple[str, ...]:
     prefix = engine.env.get("PYTHONPYCACHEPREFIX", "") if engine else ""
     paths = [file.path for file in target.files if file.path.endswith(".py")]
     done = remote.run(_REMOVE_BYTECODE, [prefix, *paths])
@@ -115,12 +121,34 @@ def prove_loaded(
     What this cannot see: a package that changes its own search path while it is imported, and code that an engine
     fetches by other means than an import.
 
+    An engine that spans several nodes is looked at on each, and must be proved on all of them; only its head is asked
+    for ``loaded_path``.
+
     Args:
         expected: digest by file name, as deployed.
 
     Returns:
         The proof; with ``problems`` it is none. ``require`` turns those into an error.
     """
+    (head, its_engine), *others = ranks(remote, engine)
+    proof = _prove(head, its_engine, target, process, expected)
+    if not others:
+        return proof
+    proofs = {head.host.name: proof}
+    for (member, ranked), leader in zip(others, process.others, strict=True):
+        proofs[member.host.name] = _prove(member, replace(ranked, loaded_path=None), target, leader, expected)
+    return replace(
+        proof,
+        pids=tuple(pid for one in proofs.values() for pid in one.pids),
+        problems=tuple(f"{name}: {problem}" for name, one in proofs.items() for problem in one.problems),
+        nodes=tuple(proofs),
+    )
+
+
+def _prove(
+    remote: Remote, engine: Engine, target: Target, process: EngineProcess, expected: Mapping[str, str]
+) -> LoadedProof:
+    """The proof on one machine."""
     request = {
         **_request(remote, engine),
         "files": [{"name": file.name, "path": file.path, "module": file.module} for file in target.files],
@@ -279,7 +307,17 @@ def environment(remote: Remote, engine: Engine, process: EngineProcess) -> Envir
     ``engine_env`` holds only variables that change how fast it runs, secrets masked, and never TRITON_CACHE_DIR,
     which differs from variant to variant on purpose. An engine of a known kind is asked for its version, its
     arguments and, where the inventory names none, its model; ``engine_arguments`` is a fact of such an engine only.
+    Of an engine that spans several nodes these are the facts of all, see ``spanning.facts_of_group``.
     """
+    on_each = ranks(remote, engine)
+    seen = [_facts(member, ranked, process) for member, ranked in on_each]
+    if len(seen) == 1:
+        return Environment(facts=seen[0])
+    return Environment(facts=spanning.facts_of_group(seen, [node_of(member) for member, _ in on_each]))
+
+
+def _facts(remote: Remote, engine: Engine, process: EngineProcess) -> dict[str, str | int | float | None]:
+    """The facts of one machine."""
     known = knowledge_of(engine.kind)
     request = {
         **_request(remote, engine),
@@ -291,7 +329,7 @@ def environment(remote: Remote, engine: Engine, process: EngineProcess) -> Envir
     facts = run_program(
         remote, engine, "facts", request, doing=f"ask for the facts of engine {process.engine}", timeout_s=120
     )
-    return Environment(facts={name: facts[name] for name in sorted(facts)})
+    return {name: facts[name] for name in sorted(facts)}
 
 
 def _questions(engine: Engine) -> list[dict[str, Any]]:

@@ -228,15 +228,21 @@ class LeaseKeeper:
         self._thread.join()
 
     def require(self) -> None:
-        """Renews at once, for who cannot wait until the next time.
+        """Renews at once, for who cannot wait until the next time; on every node that the engine spans.
 
         Raises:
             LeaseLostError: the lease is gone. ConnectionError_, RemoteTimeoutError: the host does not answer.
         """
-        if self.lost is None:
-            Agent(self._remote).renew(_paths(self._target), nonce=self._nonce, ttl_s=math.ceil(self._ttl_s))
-            return
-        raise self.lost
+        if self.lost is not None:
+            raise self.lost
+        errors: list[OrchError] = []
+        for machine in self._remote.members:
+            try:
+                Agent(machine).renew(_paths(self._target), nonce=self._nonce, ttl_s=math.ceil(self._ttl_s))
+            except OrchError as exc:  # the other nodes keep theirs
+                errors.append(exc)
+        if errors:
+            raise next((exc for exc in errors if isinstance(exc, LeaseLostError)), errors[0])
 
     def _keep(self) -> None:
         while True:

@@ -63,6 +63,7 @@ class SlurmSettings:
 
     Attributes:
         nodes: how many identical nodes an experiment spreads over; each is a job of its own.
+        nodes_per_engine: over how many of them one engine spans; with 1 each node has a whole one.
         options: further options of ``sbatch``.
         queue_timeout_s: how long a job may wait in the queue.
         idle_release_s: a node without work is given back after that.
@@ -71,6 +72,7 @@ class SlurmSettings:
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
     nodes: Annotated[int, Ge(1), Le(64)] = 1
+    nodes_per_engine: Annotated[int, Ge(1), Le(64)] = 1
     options: tuple[str, ...] = ()
     queue_timeout_s: Annotated[float, Gt(0)] = 3600.0
     idle_release_s: Annotated[float, Ge(10)] = 600.0
@@ -546,6 +548,7 @@ class EngineProcess:
         started_at: ISO 8601 UTC, by the host's clock. started_s: the same as seconds since the epoch.
         log_path: on the host.
         deployed_digest: what was deployed when it was started, as told by the caller.
+        others: of an engine that spans several nodes, the leaders on the others, in the order of ranks.
     """
 
     engine: str
@@ -556,6 +559,12 @@ class EngineProcess:
     started_s: float
     log_path: str
     deployed_digest: str | None
+    others: tuple[EngineProcess, ...] = ()
+
+    @property
+    def identities(self) -> tuple[tuple[str, int, int | None], ...]:
+        """Host, pid and start of every leader: equal only for one and the same start of an engine."""
+        return tuple((one.host, one.pid, one.start_ticks) for one in (self, *self.others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -615,12 +624,14 @@ class LoadedProof:
         digest: of the whole set; equal to the deployed one, or there is no proof.
         pids: every process of the engine that was looked at.
         problems: why this is not a proof; empty when it is.
+        nodes: of an engine that spans several, each node on which this was looked at.
     """
 
     digest: str
     files: tuple[LoadedFile, ...]
     pids: tuple[int, ...]
     problems: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

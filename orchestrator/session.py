@@ -1,21 +1,22 @@
 """One target, connected: what an operation needs in hand, and what is live on the host just now.
 
 ``open_session`` gives project, store, target, engine and an open ``Remote``; on a cluster that is a node which Slurm
-gave, and the target's host is called by it (``cluster/n1``), in the record too. ``look`` is the one way to see the
-host's files: every look is stored as an observation, and the answer has the name (baseline, a variant) of what was
-found.
+gave, or the group of nodes that one engine spans, and the target's host is called by it (``cluster/n1``,
+``cluster/n1+n2``), in the record too. ``look`` is the one way to see the host's files: every look is stored as an
+observation, and the answer has the name (baseline, a variant) of what was found.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from orchestrator import push, variant, workspace
+from orchestrator import push, spanning, variant, workspace
 from orchestrator.connection import Remote, connect
 from orchestrator.connection.slurm import NodeRemote, give_back, held_nodes, node_name, open_nodes
-from orchestrator.errors import NodeLostError, WorkspaceError
+from orchestrator.connection.slurm_group import JOINT, grouped, names_in, node_of, open_places
+from orchestrator.errors import NodeLostError, OrchError, WorkspaceError
 from orchestrator.project import Project
 from orchestrator.records import (
     CLEAN,
@@ -28,6 +29,7 @@ from orchestrator.records import (
     Target,
     Variant,
     manifest_digest,
+    short,
 )
 from orchestrator.store import LookSource, OpenDeployment, Store
 
@@ -65,10 +67,20 @@ class Session:
         return isinstance(self.remote, NodeRemote)
 
     @property
-    def n_nodes(self) -> int:
-        """Over how many nodes an experiment spreads."""
+    def is_whole(self) -> bool:
+        """Whether there are as many machines here as an engine spans; of a group that lost a node there are not."""
+        slurm = self.remote.host.slurm
+        return len(self.remote.members) == (1 if slurm is None else slurm.nodes_per_engine)
+
+    @property
+    def n_places(self) -> int:
+        """How many engines an experiment has at a time, each on a node, or a group of nodes, of its own."""
         slurm = self.remote.login.host.slurm if isinstance(self.remote, NodeRemote) else None
-        return 1 if slurm is None else slurm.nodes
+        return 1 if slurm is None else slurm.nodes // slurm.nodes_per_engine
+
+    def together(self, seen: Sequence[Sequence[FileState]]) -> spanning.Together:
+        """One answer out of the files of every node that the engine spans."""
+        return spanning.together(seen, self.store.is_own_nonce)
 
     def say(self, stage: str, text: str) -> None:
         """Reports one step."""
@@ -94,6 +106,7 @@ def open_session(
     *,
     is_exclusive: bool = True,
     is_patient: bool = True,
+    takes_part: bool = False,
     ask: Callable[[str], None] | None = None,
 ) -> Iterator[Session]:
     """Connects to the target's host and opens the store; both are closed at the end.
@@ -102,6 +115,7 @@ def open_session(
         is_exclusive: keep every other orch of this project away from the target meanwhile; a mere look goes on
             without when another one is at work.
         is_patient: on a cluster, wait for a node where none is held.
+        takes_part: of a group of nodes on which something of ours may be live, those that are held will do.
         ask: tells the user at a terminal what only a user can do; None where there is none.
 
     Raises:
@@ -113,27 +127,30 @@ def open_session(
         host = project.host_of(target)
         with connect(host) as remote:
             session = Session(project, store, target, project.engine_of(target), remote, is_locked, report, ask)
-            yield session if host.slurm is None else _on_a_node(session, may_ask=is_patient)
+            yield session if host.slurm is None else _on_a_node(session, may_ask=is_patient, takes_part=takes_part)
 
 
 # ---- nodes of a cluster
 
 
-def open_nodes_for(session: Session, n_nodes: int) -> list[NodeRemote]:
-    """Nodes for the target of a session that is on one: so many, and all on which something of ours may be live.
+def open_nodes_for(session: Session, n_places: int) -> list[NodeRemote]:
+    """Places for the target of a session that is on one: so many, and all on which something of ours may be live.
 
     Raises:
-        NodeLostError: Slurm did not give so many.
+        NodeLostError: Slurm did not give so many nodes.
     """
     assert isinstance(session.remote, NodeRemote)
     login, on_wait = session.remote.login, _waiting(session)
     names = [*_nodes_in_use(session.store, session.target, login.host), session.remote.node]
-    first = open_nodes(login, only=list(dict.fromkeys(names)), on_wait=on_wait)
-    if len(first) >= n_nodes:
+    first = open_places(login, only=list(dict.fromkeys(names)), on_wait=on_wait)
+    if len(first) >= n_places:
         return first
-    taken = {remote.node for remote in first}
-    more = open_nodes(login, n_nodes=n_nodes, on_wait=on_wait)
-    return [*first, *(remote for remote in more if remote.node not in taken)][:n_nodes]
+    assert login.host.slurm is not None
+    taken, size = {node for place in first for node in names_in(place.node)}, login.host.slurm.nodes_per_engine
+    opened = open_nodes(login, n_nodes=n_places * size, on_wait=on_wait)
+    free = [remote for remote in opened if remote.node not in taken]
+    more = [grouped(free[i : i + size]) for i in range(0, len(free) - size + 1, size)]
+    return [*first, *more][:n_places]
 
 
 @contextlib.contextmanager
@@ -154,7 +171,7 @@ def nodes_in_use(session: Session) -> list[str]:
 def on_node(session: Session, node: str) -> Session:
     """The same target on a node that is named, which Slurm is asked for where it is not held."""
     assert isinstance(session.remote, NodeRemote)
-    (remote,) = open_nodes(session.remote.login, only=[node], on_wait=_waiting(session))
+    (remote,) = open_places(session.remote.login, only=[node], on_wait=_waiting(session))
     return _at(session, remote, session.store)
 
 
@@ -164,26 +181,41 @@ def end_nodes(session: Session) -> None:
     give_back(session.remote.login)
 
 
-def _on_a_node(session: Session, *, may_ask: bool) -> Session:
-    """The target on one node: where something of ours may be live, else any that this host has or is given.
+def _on_a_node(session: Session, *, may_ask: bool, takes_part: bool) -> Session:
+    """The target on one node or group: where something of ours may be live, else any that this host has or is given.
 
     Args:
         may_ask: wait for a node where there is none. A mere look does so only where something of ours may be live.
+        takes_part: do not wait for the rest of a group of which some nodes are held.
 
     Raises:
         NodeLostError: there is none.
     """
     login = session.remote
     in_use = _nodes_in_use(session.store, session.target, login.host)
-    held = held_nodes(login)
-    if not (may_ask or in_use or held):
+    assert login.host.slurm is not None
+    size, held = login.host.slurm.nodes_per_engine, list(dict.fromkeys(held_nodes(login)))
+    if not (may_ask or in_use or len(held) >= size):
         raise NodeLostError(
             f"{login.host.name}: no node is held, and nothing of this project is deployed on one",
             next_step="`orch pull` and `orch bench` ask Slurm for one; `orch status --offline` shows the record",
         )
-    only = in_use[:1] or held[:1]
-    (remote,) = open_nodes(login, only=only, on_wait=_waiting(session))
+    only = in_use[:1] or ([JOINT.join(held[:size])] if len(held) >= size else [])
+    if takes_part:
+        only = [_answering(login, place, held) for place in only]
+    (remote,) = open_places(login, only=only, on_wait=_waiting(session))
     return _at(session, remote, session.store)
+
+
+def _answering(login: Remote, place: str, held: Sequence[str]) -> str:
+    """Those nodes of a group that are held and answer; all of it where none does, or it is a node by itself."""
+    names, there = names_in(place), []
+    for node in names if len(names) > 1 else ():
+        with contextlib.suppress(OrchError):
+            if node in held:
+                open_nodes(login, only=[node])
+                there.append(node)
+    return JOINT.join(there) or place
 
 
 def _nodes_in_use(store: Store, target: Target, host: Host) -> list[str]:
@@ -217,6 +249,8 @@ class Live:
         nonce: of that lease when this project took it, whatever became of the push; None when it is somebody else's.
         deployment: this project's open deployment under that lease, the newest; None when there is none.
         by_file: digest by file name.
+        by_node: of an engine that spans several nodes, what each of them has, for people; empty when all have the same.
+        is_torn: whether a push or a restore reached only some of those nodes: all of them have to be put back.
     """
 
     states: tuple[FileState, ...]
@@ -226,6 +260,8 @@ class Live:
     nonce: str | None
     deployment: OpenDeployment | None
     by_file: Mapping[str, str | None] = field(default_factory=dict)
+    by_node: Mapping[str, str] = field(default_factory=dict)
+    is_torn: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -276,7 +312,9 @@ def look(session: Session, source: LookSource, expected: Mapping[str, str] | Non
         source: why: ``status``, ``push``, ``bench-before`` …
         expected: digest by file name; another one there is stored as unexpected.
     """
-    states = push.status(session.remote, session.target)
+    seen = [push.status(member, session.target) for member in session.remote.members]
+    all_of_them = session.together(seen)
+    states = all_of_them.states
     session.store.record_states(session.target.host, session.target, states, source, expected)
     digest = set_digest(session.target, states)
     names = known_names(session.project, session.store, session.target)
@@ -292,4 +330,17 @@ def look(session: Session, source: LookSource, expected: Mapping[str, str] | Non
         nonce=nonce,
         deployment=ours[-1] if ours else None,
         by_file={file.name: state.digest for file, state in zip(session.target.files, states, strict=True)},
+        by_node={} if all_of_them.is_alike else _by_node(session, seen, names),
+        is_torn=all_of_them.is_torn,
     )
+
+
+def _by_node(session: Session, seen: Sequence[tuple[FileState, ...]], names: Mapping[str, str]) -> dict[str, str]:
+    """What each node has, where they differ."""
+    found = {}
+    for member, states in zip(session.remote.members, seen, strict=True):
+        digest = set_digest(session.target, states)
+        name = names.get(digest or "", "a file is missing" if digest is None else "unknown bytes")
+        is_clean = all(state.phase == CLEAN for state in states)
+        found[node_of(member)] = f"{name} {short(digest)} ({'clean' if is_clean else 'deployed by orch'})"
+    return found

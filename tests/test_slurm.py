@@ -51,7 +51,7 @@ def test_the_inventory_names_a_cluster(tmp_path: Path) -> None:
     ("lines", "problem"),
     [
         ("      nodes: 0\n", "hosts.cluster.slurm.nodes: wanted at least 1, found 0"),
-        ("      node: 2\n", "hosts.cluster.slurm.node: unknown key; allowed: idle_release_s, nodes, options"),
+        ("      node: 2\n", "hosts.cluster.slurm.node: unknown key; allowed: idle_release_s, nodes, nodes_per_engine"),
         ("      options: [--array=0-3]\n", "hosts.cluster.slurm.options[0]: --array is set by orch; leave it out"),
         ("      idle_release_s: 1\n", "hosts.cluster.slurm.idle_release_s: wanted at least 10, found 1"),
     ],

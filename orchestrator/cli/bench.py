@@ -150,6 +150,8 @@ def print_start(out: Output, trial: Trial) -> None:
     if trial.service is not None:
         proof = trial.service.proof
         processes = "1 process" if len(proof.pids) == 1 else f"{len(proof.pids)} processes"
+        if proof.nodes:
+            processes += f" of {len(proof.nodes)} nodes ({', '.join(proof.nodes)})"
         if all(file.module or file.reported_digest for file in proof.files):
             out.line(f"loaded: {short(proof.digest)} proved on {processes}", style="green")
         else:
@@ -192,6 +194,7 @@ def trial_document(trial: Trial, workload: str) -> dict[str, Any]:
         "digest": trial.digest,
         "loaded_digest": service.proof.digest if service else None,
         "n_processes": len(service.proof.pids) if service else None,
+        "nodes": list(service.proof.nodes) if service else [],
         "workload": workload,
         "status": trial.status,
         "reasons": list(trial.reasons),

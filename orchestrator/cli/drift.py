@@ -84,7 +84,7 @@ def _short_text(value: object) -> str | None:
 def _print_found(out: Output, found: Any) -> None:
     from orchestrator.records import short
 
-    where = f"{found.snapshot.host}, {found.snapshot.target}"
+    where = f"{found.where}, {found.snapshot.target}"
     if not found.is_unexpected:
         out.line(f"{where}: as it should be ({found.expected_name} {short(found.expected_digest)})", style="green")
         return

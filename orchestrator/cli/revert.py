@@ -12,6 +12,7 @@ from orchestrator.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from orchestrator.experiment.conclude import Concluded
+    from orchestrator.session import Session
 
 ENGINE_WORDS = {
     "none": "no engine that orch started is running",
@@ -41,12 +42,20 @@ def command(obj: dict[str, str], target_name: str | None, force: bool, restart: 
 
     out = Output(is_json=is_json)
     project = Project.open(obj["inventory_path"])
-    with ProgressLine() as progress, open_session(project, target_name, progress, ask=progress.ask) as session:
-        everywhere = [revert(session, force=force, restart=restart)]
+    everywhere: list[Concluded] = []
+
+    def put_back(session: Session) -> None:
+        everywhere.append(revert(session, force=force, restart=restart and session.is_whole))
+        progress.finish(is_good=True)
+        _tell(out, everywhere[-1])
+
+    with (
+        ProgressLine() as progress,
+        open_session(project, target_name, progress, takes_part=True, ask=progress.ask) as session,
+    ):
+        put_back(session)
         for node in nodes_in_use(session):
-            everywhere.append(revert(on_node(session, node), force=force, restart=restart))
-    for concluded in everywhere:
-        _tell(out, concluded)
+            put_back(on_node(session, node))
     first, *others = [_document(concluded) for concluded in everywhere]
     out.document({**first, "other_nodes": others})
 

@@ -217,7 +217,7 @@ def _begin(
         _refuse_unfinished(session.store, plan.target)
         serve.require_restartable(session.engine, is_attended=session.ask is not None)
         _refuse_useless(shown, session, variants, is_forced=is_forced)
-        if session.n_nodes > 1:
+        if session.n_places > 1:
             refuse_shared_files(session)
         arm_on_host(session)
         shown.progress.finish(is_good=True)

@@ -63,14 +63,21 @@ def _print_host(out: Output, target: Target, status: HostStatus, *, has_baseline
         out.line(f"file       {target.host}:{file.path}{real}")
     words, style = live_words(status.live, has_baseline=has_baseline)
     out.line(f"live       {words}", style=style)
+    for node, text in status.live.by_node.items():
+        out.line(f"node {node:<6}{text}", style="bold red")
     out.line(f"lease      {_lease_words(status.live)}")
     out.line(f"engine     {_engine_words(status)}", style="yellow" if status.engine_is_older else None)
+    for node, process in status.ranks.items():
+        out.line(f"rank on {node}: {'none' if process is None else f'pid {process.pid} since {process.started_at}'}")
 
 
 def live_words(live: Live, *, has_baseline: bool) -> tuple[str, str | None]:
     """The live bytes by name, and the colour that fits."""
     from orchestrator.records import short
 
+    if live.by_node:
+        way_out = "`orch revert` puts every node back" if live.is_torn else "see `orch drift`"
+        return f"NOT THE SAME on every node that the engine spans: {way_out}", "bold red"
     if live.digest is None:
         what = "restore it there, or correct its path in inventory.yaml" if live.is_clean else "run `orch revert`"
         return f"a file is MISSING: {what}", "bold red"
@@ -135,6 +142,10 @@ def host_document(status: HostStatus) -> dict[str, Any]:
         },
         "open_deployments": [
             {"variant": d.variant, "status": d.status, "started_at": d.started_at} for d in status.opened
+        ],
+        "nodes": [
+            {"node": node, "differs": live.by_node.get(node), "pid": process.pid if process else None}
+            for node, process in status.ranks.items()
         ],
     }
 

@@ -61,6 +61,11 @@ class Remote(ABC):
     host: Host
     _scratch_dir: str | None = None
 
+    @property
+    def members(self) -> tuple[Remote, ...]:
+        """The machines that one engine spans here, the head first; this one alone, but for a group of nodes."""
+        return (self,)
+
     @abstractmethod
     def run(
         self,

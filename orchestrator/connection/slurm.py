@@ -128,6 +128,11 @@ class NodeRemote(Remote):
         self._numbers = itertools.count()
         self._prefix = secrets.token_hex(6)
 
+    @property
+    def members(self) -> tuple[NodeRemote, ...]:
+        """See ``Remote.members``."""
+        return (self,)
+
     def run(
         self,
         script: str,
@@ -147,7 +152,7 @@ class NodeRemote(Remote):
         try:
             done = self.login.run(_STEP, words, stdin=content, timeout_s=timeout_s + MARGIN_S)
         except RemoteTimeoutError as exc:
-            self._refuse_lost_node()
+            self.refuse_lost()
             raise RemoteTimeoutError(f"{self.host.name}: a command did not end within {timeout_s:g} s") from exc
         if done.exit_code:
             raise self._lost(done)
@@ -176,7 +181,7 @@ class NodeRemote(Remote):
         """Why a step failed: the node is gone, or only this step is."""
         lines = done.stderr.decode("utf-8", "backslashreplace").splitlines()
         try:
-            self._refuse_lost_node()
+            self.refuse_lost()
         except NodeLostError as exc:
             return exc
         if done.exit_code == KEEPER_GONE:
@@ -189,7 +194,12 @@ class NodeRemote(Remote):
             f"{self.host.name}: a step of job {self.job.job_id} failed (exit code {done.exit_code})", evidence=lines
         )
 
-    def _refuse_lost_node(self) -> None:
+    def refuse_lost(self) -> None:
+        """Asks Slurm whether the node is still ours.
+
+        Raises:
+            NodeLostError: its job is over, or the node is down.
+        """
         now = next((job for job in jobs(self.login) if job.job_id == self.job.job_id), None)
         if now is None or now.state != _RUNNING:
             state = "no longer known to Slurm" if now is None else f"{now.state}{_because(now)}"

@@ -18,7 +18,7 @@ from typing import Any
 
 from orchestrator import push
 from orchestrator.connection import Remote
-from orchestrator.doctor import clients, engine, gpu, host, leftovers, line, target
+from orchestrator.doctor import clients, engine, gpu, group, host, leftovers, line, target
 from orchestrator.doctor.findings import Finding, Status, failed_by, guarded, skipped
 from orchestrator.doctor.host_facts import HostFacts, ask
 from orchestrator.doctor.record import OnRecord, check_results, check_workspace, open_project, read_record
@@ -43,6 +43,7 @@ def examine(project: Project, checked: Target) -> Iterator[Finding]:
             place = remote if its_host.slurm is None else (yield from line.reach_node(remote))
             if place is not None:
                 yield from _look_at_host(project, checked, place, recorded)
+                yield from group.check_others(checked, place)
     yield engine.check_workloads(project.engine_of(checked), project.inventory.workloads)
     yield check_results(project, recorded)
     yield check_workspace(project, checked, recorded)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.connection import Remote, connect
 from orchestrator.connection.known_hosts import known_keys, lookup_name
-from orchestrator.connection.slurm import open_nodes
+from orchestrator.connection.slurm_group import open_places
 from orchestrator.connection.ssh_config import SshSettings, resolve
 from orchestrator.connection.timing import N_TIMES, time_line
 from orchestrator.doctor.findings import Finding, failed_by, ok, skipped, warn
@@ -50,18 +50,20 @@ def reach_node(login: Remote) -> Generator[Finding, None, Remote | None]:
     """Asks Slurm for a node through the login host, where none is held yet; that is the one thing that is started.
 
     Returns:
-        The node, None when there is none. It ends with ``login``.
+        The node, or the group that one engine spans; None when there is none. It ends with ``login``.
     """
     settings, began_s = login.host.slurm, time.perf_counter()
     assert settings is not None
     try:
-        (node,) = open_nodes(login)
+        (node,) = open_places(login)
     except OrchError as exc:
         yield failed_by("node", exc, "try `sinfo` and `squeue --me` on the login host")
         return None
     after_s = time.perf_counter() - began_s
     spread = f"; `orch run` spreads over {settings.nodes}" if settings.nodes > 1 else ""
-    yield ok("node", f"{node.node}, given by Slurm as job {node.job.job_id}, after {after_s:.1f} s{spread}")
+    jobs = [member.job.job_id for member in node.members]
+    given = f"given by Slurm as job{'s' * (len(jobs) > 1)} {', '.join(jobs)}, after {after_s:.1f} s{spread}"
+    yield ok("node", f"{node.node}, {given}")
     return node
 
 

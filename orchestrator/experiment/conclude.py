@@ -6,16 +6,17 @@ import contextlib
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator import push, serve, workspace
+from orchestrator import serve, workspace
 from orchestrator.agent import copy_command
 from orchestrator.errors import (
     EngineError,
     ForeignEditError,
     LeaseHeldError,
-    LeaseLostError,
+    OrchError,
     RevertError,
     WorkspaceError,
 )
+from orchestrator.experiment import everywhere
 from orchestrator.interrupts import shielded
 from orchestrator.records import Restoration, Snapshot, short
 from orchestrator.session import Session, look, open_here
@@ -73,7 +74,13 @@ def conclude(session: Session, *, force: bool = False) -> Concluded:
         )
     session.say("revert", f"restoring {session.target.name} on {session.target.host}")
     with shielded("putting the host back"):
-        restoration = _restored(session, nonce, force=force)
+        try:
+            restoration = _restored(session, nonce, force=force)
+        except OrchError:
+            if len(session.remote.members) > 1:  # the other nodes are restored, and hold the variant in memory
+                with contextlib.suppress(OrchError):
+                    end_engine(session)
+            raise
         if nonce is not None:
             give_back(session, nonce)
         for opened in open_here(session):
@@ -86,14 +93,13 @@ def conclude(session: Session, *, force: bool = False) -> Concluded:
 
 def give_back(session: Session, nonce: str) -> None:
     """Ends our lease on a host where nothing of ours is deployed."""
-    with contextlib.suppress(LeaseLostError):
-        push.unlock(session.remote, session.target, nonce=nonce)
+    everywhere.unlock(session, nonce=nonce)
 
 
 def _restored(session: Session, nonce: str | None, *, force: bool) -> Restoration:
     """The restoration, with refusals that know this project."""
     try:
-        return push.revert(session.remote, session.target, nonce=nonce, force=force)
+        return everywhere.revert(session, nonce=nonce, force=force)
     except LeaseHeldError as exc:
         raise LeaseHeldError(
             exc.message,

@@ -6,7 +6,6 @@ that nobody else gets in between two starts, and with the baseline's file as new
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,14 +13,15 @@ from orchestrator import push, serve
 from orchestrator.errors import (
     ConnectionError_,
     InterruptedError_,
-    LeaseLostError,
     OrchError,
     RemoteTimeoutError,
+    RevertError,
     StaleBaseError,
     VariantError,
 )
+from orchestrator.experiment import everywhere
 from orchestrator.experiment.check import Attempt, check_if_possible
-from orchestrator.experiment.guards import reconcile, refuse_foreign_lease, wanted_files, with_diff
+from orchestrator.experiment.guards import made_whole, reconcile, refuse_foreign_lease, wanted_files, with_diff
 from orchestrator.interrupts import shielded
 from orchestrator.project import holder
 from orchestrator.records import Deployment, SourceFile, Variant, short
@@ -105,7 +105,8 @@ class _Content:
 
 def _put_live(session: Session, content: _Content, ttl_s: float) -> Deployment:
     """One push, on record before and after."""
-    live = reconcile(session, look(session, "push"))
+    everywhere.refuse_shared_in_group(session)
+    live = reconcile(session, made_whole(session, look(session, "push")))
     refuse_foreign_lease(session, live)
     wanted = wanted_files(session, live, session.baseline())
     nonce = live.nonce or push.new_nonce()
@@ -123,16 +124,13 @@ def _put_live(session: Session, content: _Content, ttl_s: float) -> Deployment:
     )
     try:
         session.say("push", f"pushing {content.name} {short(content.digest)} to {session.target.host}")
-        deployment = push.push(
-            session.remote,
-            session.target,
+        deployment = everywhere.push_files(
+            session,
             content.files,
             expected=wanted.by_file,
             nonce=nonce,
-            holder=holder(),
             ttl_s=ttl_s,
             floor_mtime_s=_highest_mtime_s(session, live),
-            on_restore=serve.restore_script(session.engine, session.remote.scratch_dir()),
         )
         session.store.end_deployment(deployment_id, "pushed", deployment=deployment)
     except StaleBaseError as exc:
@@ -142,7 +140,8 @@ def _put_live(session: Session, content: _Content, ttl_s: float) -> Deployment:
         with shielded("putting the host back"):
             restored = _put_back(session, nonce)
         raise InterruptedError_(f"interrupted: the push was undone, live is {short(restored)} as before orch") from None
-    except (ConnectionError_, RemoteTimeoutError) as exc:  # only the host knows whether it arrived: `orch status` asks
+    # only the host knows whether it arrived, or what is left of it: `orch status` asks
+    except (ConnectionError_, RemoteTimeoutError, RevertError) as exc:
         session.store.end_deployment(deployment_id, "unknown", error=str(exc))
         raise
     except OrchError as exc:
@@ -153,9 +152,8 @@ def _put_live(session: Session, content: _Content, ttl_s: float) -> Deployment:
 
 def _put_back(session: Session, nonce: str) -> str:
     """Restores what was live before the first push under this lease; returns its digest."""
-    restored = push.revert(session.remote, session.target, nonce=nonce)
-    with contextlib.suppress(LeaseLostError):
-        push.unlock(session.remote, session.target, nonce=nonce)
+    restored = everywhere.revert(session, nonce=nonce)
+    everywhere.unlock(session, nonce=nonce)
     for opened in open_here(session):
         if opened.nonce == nonce:
             session.store.end_deployment(opened.id, "reverted", error="interrupted")

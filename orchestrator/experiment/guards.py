@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from orchestrator import workspace
 from orchestrator.errors import LeaseHeldError, StaleBaseError
+from orchestrator.experiment import everywhere
+from orchestrator.interrupts import shielded
 from orchestrator.pull import pull
 from orchestrator.records import Snapshot, SourceFile, manifest_digest, short
 from orchestrator.session import BASELINE, Live, Session, look, open_here
@@ -16,9 +18,10 @@ def reconcile(session: Session, live: Live) -> Live:
     """Finishes the record of what a killed controller or a lapsed lease left open; the host is the truth.
 
     Under our lease, an intent whose bytes are live arrived, and one whose bytes are not did not. A clean host without
-    our lease was restored. Does nothing while another orch of this project is at work.
+    our lease was restored. Does nothing while another orch of this project is at work, nor where the nodes of a group
+    differ: ``made_whole`` comes first.
     """
-    if not session.is_locked:
+    if not session.is_locked or live.is_torn:
         return live
     store, n_ended = session.store, 0
     store.fail_running_trials(
@@ -36,6 +39,26 @@ def reconcile(session: Session, live: Live) -> Live:
             continue
         n_ended += 1
     return look(session, "status") if n_ended else live
+
+
+def made_whole(session: Session, live: Live) -> Live:
+    """Puts every node of a group back where a push or a restore had reached only some of them; looks again then.
+
+    So it is after an orch that was killed between two nodes, and where the lease of one node has ended by itself.
+
+    Raises:
+        ForeignEditError, LeaseHeldError, RevertError: a node cannot be put back.
+    """
+    if not live.is_torn or (live.lease is not None and not live.is_ours):
+        return live  # alike, or held by somebody else, who is refused by name
+    session.say("revert", f"putting {session.target.host} back: its nodes differ")
+    with shielded("putting every node back"):
+        everywhere.revert(session, nonce=live.nonce)
+        if live.nonce is not None:
+            everywhere.unlock(session, nonce=live.nonce)
+        for opened in open_here(session):
+            session.store.end_deployment(opened.id, "reverted", error="only some nodes of the group had it")
+    return look(session, "push")
 
 
 def refuse_foreign_lease(session: Session, live: Live) -> None:
@@ -84,16 +107,25 @@ def wanted_files(session: Session, live: Live, baseline: Snapshot) -> Wanted:
 
 def with_diff(session: Session, source: LookSource, wanted: Wanted) -> StaleBaseError:
     """The refusal of a file that is not what it must be, with its evidence: the diff of what is live."""
-    snapshot = pull(session.remote, session.target)
+    where, snapshot = pull_odd(session, wanted.digest)
     session.store.record_snapshot(snapshot, source, wanted.by_file)
     return StaleBaseError(
-        f"{session.target.host}: somebody else changed the live file (have {short(snapshot.digest)}, want "
+        f"{where}: somebody else changed the live file (have {short(snapshot.digest)}, want "
         f"{wanted.name} {short(wanted.digest)}); nothing was written",
         found=snapshot.digest,
         expected=wanted.digest,
         next_step=f"see `orch drift`, then {_way_out(wanted)}",
         evidence=[line.rstrip("\n") for line in workspace.diff(wanted.files, snapshot.files)],
     )
+
+
+def pull_odd(session: Session, digest: str) -> tuple[str, Snapshot]:
+    """What is live, of a group on the first node where it is not what it must be; and the name of that node."""
+    for member in session.remote.members:
+        snapshot = pull(member, session.target)
+        if snapshot.digest != digest and len(session.remote.members) > 1:
+            return member.host.name, snapshot
+    return session.target.host, snapshot
 
 
 def _way_out(wanted: Wanted) -> str:

@@ -2,29 +2,30 @@
 
 Every node has a thread with a session of its own, and takes the next block as soon as it has finished one. Starts of
 different nodes are never compared with each other: a ratio is of two starts of one block. A node that is out of reach
-loses its block, which is made again on another one; at the end it is asked for once more, to be proved restored.
+loses its block, which is made again on another one; at the end it is asked for once more, to be proved restored. Where
+an engine spans several nodes, a group of them stands for a node: it is out of reach with the first of them, and then
+the others are put back all the same.
 """
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from orchestrator.connection.slurm import NodeRemote, open_nodes
+from orchestrator.connection.slurm import NodeRemote, held_nodes, open_nodes
+from orchestrator.connection.slurm_group import names_in
 from orchestrator.designs import StartRecord
 from orchestrator.errors import (
     ConnectionError_,
-    ExperimentError,
     InterruptedError_,
     NodeLostError,
     OrchError,
     RemoteTimeoutError,
     RevertError,
 )
-from orchestrator.experiment import admitting, blocks, events
+from orchestrator.experiment import admitting, blocks, events, everywhere
 from orchestrator.experiment.conclude import end_engine
 from orchestrator.experiment.run import put_back
 from orchestrator.experiment.starts import Conduct, Ending, lose_host, make, next_act
@@ -53,9 +54,9 @@ class _Lane:
 class Nodes:
     """See ``Place``: so many nodes as the inventory says, and those on which something of ours may still be live."""
 
-    def __init__(self, running: Conduct, n_nodes: int) -> None:
+    def __init__(self, running: Conduct, n_places: int) -> None:
         self.running = running
-        self._n_nodes = n_nodes
+        self._n_places = n_places
         self._lanes: list[_Lane] = []
         self._showing = threading.RLock()
 
@@ -63,7 +64,7 @@ class Nodes:
         """See ``Place``. A start under way is made again; a half made block whose node is not held any more, too."""
         running = self.running
         store, number = running.session.store, running.experiment_id
-        self._hold(self._n_nodes)
+        self._hold(self._n_places)
         hosts = {lane.remote.host.name for lane in self._lanes}
         is_torn = blocks.tear_old_block(store, number)
         abandoned = store.abandon_running_starts(number, blocks.ABANDONED)
@@ -102,9 +103,7 @@ class Nodes:
         errors: list[OrchError] = []
         for lane in self._lanes:
             try:
-                self._reach_again(lane)
-                with self._conduct(lane) as here:
-                    put_back(here)
+                self._put_back(lane)
             except _OUT_OF_REACH as exc:
                 unproved.append(exc)
             except OrchError as exc:
@@ -127,15 +126,38 @@ class Nodes:
 
     # ---- one node
 
-    def _hold(self, n_nodes: int) -> None:
+    def _hold(self, n_places: int) -> None:
         """Asks for so many nodes, and those on which something of ours may be live, unless that was done."""
         if not self._lanes:
-            self._lanes = [_Lane(remote) for remote in open_nodes_for(self.running.session, n_nodes)]
+            self._lanes = [_Lane(remote) for remote in open_nodes_for(self.running.session, n_places)]
 
-    def _reach_again(self, lane: _Lane) -> None:
-        if lane.lost is not None:
-            (lane.remote,) = open_nodes(lane.remote.login, only=[lane.remote.node], patience_s=RECOVERY_S)
-            lane.lost = None
+    def _put_back(self, lane: _Lane) -> None:
+        """Restores a node, or a group as a whole; one that was lost is asked for once more, each node for itself.
+
+        Raises:
+            NodeLostError: a node is still out of reach. Others: as ``put_back``; the other nodes were restored then.
+        """
+        if lane.lost is None:
+            with self._conduct(lane) as here:
+                put_back(here)
+            return
+        login, store = lane.remote.login, self.running.session.store
+        held = held_nodes(login)
+        errors: list[OrchError] = []
+        for node in sorted(names_in(lane.remote.node), key=lambda one: one not in held):
+            try:
+                (alone,) = open_nodes(login, only=[node], patience_s=RECOVERY_S)
+                lane.remote = alone if len(lane.remote.members) == 1 else lane.remote
+                with self._conduct(replace(lane, remote=alone)) as here:
+                    put_back(here)
+            except OrchError as exc:
+                errors.append(exc)
+        if errors:
+            raise errors[0]
+        lane.lost = None
+        for opened in store.open_deployments(self.running.plan.target):  # on a group: proved node by node
+            if opened.host == lane.remote.host.name:
+                store.end_deployment(opened.id, "reverted")
 
     @contextlib.contextmanager
     def _conduct(self, lane: _Lane) -> Iterator[Conduct]:
@@ -226,26 +248,10 @@ class Nodes:
 def refuse_shared_files(session: Session) -> None:
     """Refuses to spread an experiment over nodes that have a file of the target in common.
 
-    A mark made beside each file on the first node must be seen on no other: on a shared disk a variant that is pushed
-    on one node would be live on all.
-
     Raises:
         ExperimentError: two nodes share a file. NodeLostError: Slurm did not give so many nodes.
     """
-    first, *others = open_nodes_for(session, session.n_nodes)
-    marks = [f"{file.path.rpartition('/')[0]}/.orch-shared-{secrets.token_hex(6)}" for file in session.target.files]
-    first.check('for mark; do : >"$mark" || exit 1; done', marks, doing=f"write beside {session.target.name}")
-    try:
-        for other in others:
-            seen = other.run('for mark; do [ ! -e "$mark" ] || exit 1; done', marks)
-            if seen.exit_code:
-                raise ExperimentError(
-                    f"{session.target.name} is one and the same file on {first.node} and {other.node}: a variant that "
-                    "is pushed on one would be live on both",
-                    next_step="set nodes: 1 under slurm, or give the engine an installation on each node's own disk",
-                )
-    finally:
-        first.run('rm -f -- "$@"', marks)
+    everywhere.refuse_shared_files(session, open_nodes_for(session, session.n_places))
 
 
 def _join(threads: list[threading.Thread]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator import workspace
 from orchestrator.errors import StaleBaseError
+from orchestrator.experiment.guards import pull_odd
 from orchestrator.pull import pull
 from orchestrator.records import Snapshot, short
 from orchestrator.session import BASELINE, Session, known_names
@@ -32,11 +33,13 @@ def prepare(session: Session, *, force: bool = False) -> Prepared:
         force: take bytes that are those of a known variant as a baseline all the same.
 
     Raises:
-        StaleBaseError: a variant is live, or the file is byte-identical to one: it would contaminate the baseline.
+        StaleBaseError: a variant is live, or the file is byte-identical to one: it would contaminate the baseline. Or
+            the nodes that one engine spans have different files.
     """
     n = len(session.target.files)
     session.say("pull", f"pulling {n} file{'s' * (n != 1)} from {session.target.host}")
     snapshot = pull(session.remote, session.target)
+    _refuse_odd_node(session, snapshot)
     previous = session.store.baseline(session.target.name)
     _refuse_variant_as_baseline(session, snapshot, force=force)
     session.store.record_snapshot(snapshot, "pull")
@@ -44,6 +47,22 @@ def prepare(session: Session, *, force: bool = False) -> Prepared:
     workspace.write_baseline(session.project.variants_root, snapshot)
     diff = workspace.diff(previous.files, snapshot.files) if previous is not None else []
     return Prepared(snapshot, previous, tuple(diff))
+
+
+def _refuse_odd_node(session: Session, snapshot: Snapshot) -> None:
+    """Refuses other bytes on another node of an engine that spans several."""
+    if len(session.remote.members) == 1:
+        return
+    where, odd = pull_odd(session, snapshot.digest)
+    if odd.digest != snapshot.digest:
+        raise StaleBaseError(
+            f"{where}: {session.target.name} is {short(odd.digest)} there and {short(snapshot.digest)} on the head, "
+            "and one engine spans both",
+            found=odd.digest,
+            expected=snapshot.digest,
+            next_step="`orch revert` if orch had pushed something; else make them alike on the nodes, then pull again",
+            evidence=workspace.diff(snapshot.files, odd.files),
+        )
 
 
 def _refuse_variant_as_baseline(session: Session, snapshot: Snapshot, *, force: bool) -> None:

@@ -110,6 +110,7 @@ def conduct(
         trouble = _leave(running, place, exc.message)
         _add_how_to_go_on(exc, experiment_id)
         if isinstance(trouble, RevertError):
+            _add_how_to_go_on(trouble, experiment_id)
             raise trouble from exc
         raise
     except Exception as exc:
@@ -140,7 +141,7 @@ def _place(running: Conduct) -> Place:
         return OneHost(running)
     from orchestrator.experiment.nodes import Nodes
 
-    return Nodes(running, running.session.n_nodes)
+    return Nodes(running, running.session.n_places)
 
 
 def _planned_variants(session: Session, experiment_id: int, plan: Plan) -> dict[str, Variant]:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator import bench, provenance, push, serve, telemetry
+from orchestrator.connection import Remote
 from orchestrator.designs import EngineCounters, TelemetrySample
 from orchestrator.errors import EngineDiedError, InterruptedError_, LeaseLostError, OrchError, StaleBaseError
-from orchestrator.experiment.guards import reconcile, refuse_foreign_lease, wanted_files, with_diff
+from orchestrator.experiment import everywhere
+from orchestrator.experiment.guards import made_whole, reconcile, refuse_foreign_lease, wanted_files, with_diff
 from orchestrator.interrupts import shielded
 from orchestrator.project import holder
 from orchestrator.records import Engine, LoadProgress, LoadResult, Progress, Service, Workload, short
@@ -253,8 +255,9 @@ def arm_on_host(session: Session) -> Live:
     """
     baseline = session.baseline()
     expected = {file.name: file.digest for file in baseline.files}
+    everywhere.refuse_shared_in_group(session)
     deployed_before = open_here(session)
-    live = reconcile(session, look(session, "bench-before"))
+    live = reconcile(session, made_whole(session, look(session, "bench-before")))
     refuse_foreign_lease(session, live)
     pushed = [d.variant for d in deployed_before if d.variant != BASELINE and d.status == "pushed"]
     if pushed and live.deployment is None and live.name != pushed[-1]:
@@ -302,21 +305,13 @@ def held(session: Session, live: Live, hold: Hold) -> Iterator[tuple[int, push.L
         holder=holder(),
     )
     try:
-        push.lock(
-            session.remote,
-            session.target,
-            nonce=nonce,
-            ttl_s=hold.ttl_s,
-            holder=holder(),
-            on_restore=serve.restore_script(session.engine, session.remote.scratch_dir()),
-        )
+        everywhere.lock(session, nonce=nonce, ttl_s=hold.ttl_s)
         with push.LeaseKeeper(session.remote, session.target, nonce=nonce, ttl_s=hold.ttl_s) as keeper:
             yield hold_id, keeper
     finally:
         with shielded("giving the lease back"):
             if not hold.keeps_lease:
-                with contextlib.suppress(LeaseLostError):
-                    push.unlock(session.remote, session.target, nonce=nonce)
+                everywhere.unlock(session, nonce=nonce)
             session.store.end_deployment(hold_id, "reverted")
 
 
@@ -329,6 +324,8 @@ def settle(session: Session, live: Live, started: Trial, doubts: Sequence[str] =
     reasons = [*_contamination(session, live, started), *doubts]
     started.reasons = tuple(reasons)
     started.status = "contaminated" if reasons else "ok"
+    if len(session.remote.members) > 1 and any(samples is not None for samples in started.telemetry.values()):
+        started.flags = (*started.flags, "of the nodes that the engine spans, only the head's GPUs were watched")
     # before the stop: only a running process says where its cache really is, and shows what its container sees there
     started.compiled = _look_at_triton_cache(session, started)
 
@@ -337,18 +334,24 @@ def _start_proved(session: Session, live: Live, trial_id: int) -> Service:
     """Restart → ready → prove. No number is stored before this returns."""
     engine, remote = session.engine, session.remote
     assert live.digest is not None
-    if engine.launcher.can_be_stopped and serve.running(remote, engine) is not None:
+    find = serve.present if len(remote.members) > 1 else serve.running  # of several ranks also one that is left
+    if engine.launcher.can_be_stopped and find(remote, engine) is not None:
         session.say("stop", f"stopping {engine.name} to restart it")
         serve.stop(remote, engine, told=lambda line: session.say("stop", line))
     provenance.remove_stale_bytecode(remote, session.target, engine)
-    cache_dir = provenance.triton_cache_dir(remote.scratch_dir(), session.target, live.digest)
-    session.say("start", f"starting {engine.name} on {live.name} {short(live.digest)}")
-    env = {"TRITON_CACHE_DIR": cache_dir, **{name: value for name, value in TOLD.items() if name not in engine.env}}
+    digest = live.digest
+    session.say("start", f"starting {engine.name} on {live.name} {short(digest)}")
+    told = {name: value for name, value in TOLD.items() if name not in engine.env}
+
+    def variables(machine: Remote) -> dict[str, str]:
+        cache_dir = provenance.triton_cache_dir(machine.scratch_dir(), session.target, digest)
+        return {"TRITON_CACHE_DIR": cache_dir, **told}
+
     process = serve.start(
         remote,
         engine,
-        deployed_digest=live.digest,
-        env=env,
+        deployed_digest=digest,
+        env=variables,
         ask=session.ask,
         on_wait=lambda seconds: session.report(Progress("start", f"waiting for {engine.name}", elapsed_s=seconds)),
     )
@@ -402,9 +405,12 @@ def load_once(
     run_dir = run_dir_of(session, started.trial_id, concurrency)
     session.say("load", f"concurrency {concurrency}")
 
+    refuse_lost_node = everywhere.watch_nodes(session)
+
     def refuse_lost_lease() -> None:
         if keeper.lost is not None:
             raise keeper.lost
+        refuse_lost_node()
 
     make = bench.join_load if joins else bench.run_load
     with _watched(session, started, concurrency, run_dir, joins=joins):
@@ -466,14 +472,18 @@ def counter_pairs(
 
 def _refuse_dead_engine(session: Session, started: Trial, keeper: push.LeaseKeeper) -> None:
     assert started.service is not None
-    if serve.running(session.remote, session.engine) is None:
-        keeper.require()  # the host ends the engine with the lease: that is no fault of the variant
-        raise EngineDiedError(
-            f"{session.target.host}: {session.engine.name} (pid {started.service.process.pid}) died under load "
-            f"at concurrency {started.loads[-1].concurrency_cap}",
-            next_step="read its log below; the trial is stored as failed",
-            evidence=serve.log_tail(session.remote, started.service.process, 25),
-        )
+    dead = serve.gone(session.remote, session.engine)
+    if dead is None:
+        return
+    keeper.require()  # the host ends the engine with the lease: that is no fault of the variant
+    leader = started.service.process
+    process = next((one for one in leader.others if one.host == dead.host.name), leader)
+    raise EngineDiedError(
+        f"{dead.host.name}: {session.engine.name} (pid {process.pid}) died under load "
+        f"at concurrency {started.loads[-1].concurrency_cap}",
+        next_step="read its log below; the trial is stored as failed",
+        evidence=serve.log_tail(dead, process, 25),
+    )
 
 
 def _contamination(session: Session, live: Live, started: Trial) -> list[str]:
@@ -486,9 +496,10 @@ def _contamination(session: Session, live: Live, started: Trial) -> list[str]:
     started.process_after = None if now is None else (now.pid, now.start_ticks)
     reasons = []
     if after.digest != live.digest:
-        reasons.append(f"the live file changed under load: {short(live.digest)} before, {short(after.digest)} after")
+        now_live = "; ".join(f"{node}: {what}" for node, what in after.by_node.items()) or short(after.digest)
+        reasons.append(f"the live file changed under load: {short(live.digest)} before, {now_live} after")
     before = started.service.process
-    if now is None or (now.pid, now.start_ticks) != (before.pid, before.start_ticks):
+    if now is None or now.identities != before.identities:
         reasons.append(
             f"the engine was restarted under load: pid {before.pid} before, {now.pid if now else 'none'} after"
         )

@@ -14,7 +14,9 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import urlsplit
 
+from orchestrator import spanning
 from orchestrator.connection import Remote
+from orchestrator.connection.slurm_group import node_of
 from orchestrator.errors import EngineError, RemoteCommandError
 from orchestrator.records import Engine
 
@@ -140,3 +142,23 @@ def engine_port(engine: Engine) -> int:
 def engine_state_dir(scratch_dir: str, engine: Engine) -> str:
     """The folder on the host where orch keeps what it knows of an engine that it started."""
     return f"{scratch_dir}/engines/{engine.name}-{engine_port(engine)}"
+
+
+def ranks(remote: Remote, engine: Engine) -> list[tuple[Remote, Engine]]:
+    """Each machine that an engine spans, the head first, with the engine as it is started there.
+
+    Raises:
+        EngineError: the host's engines span another number of nodes than there are here.
+    """
+    members, slurm = remote.members, remote.host.slurm
+    wanted = 1 if slurm is None else slurm.nodes_per_engine
+    if wanted != len(members):
+        raise EngineError(
+            f"{remote.host.name}: engine {engine.name} spans {wanted} nodes (nodes_per_engine), and this is "
+            f"{len(members)}",
+            next_step="`orch revert` restores what an earlier command left there; the next one works on a whole group",
+        )
+    if len(members) == 1:
+        return [(remote, engine)]
+    nodes = [node_of(member) for member in members]
+    return [(member, spanning.of_rank(engine, rank, nodes)) for rank, member in enumerate(members)]

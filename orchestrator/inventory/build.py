@@ -29,6 +29,7 @@ from orchestrator.inventory.shapes import (
     allowed_keys,
     fit,
 )
+from orchestrator.inventory.spans import misfits_of_host, misfits_of_span
 from orchestrator.inventory.yaml_tree import KeyPath, Tree, dotted
 from orchestrator.records import (
     RECIPE_KEYS,
@@ -103,6 +104,8 @@ def build(tree: Tree, path: Path) -> tuple[Inventory | None, list[Problem]]:
         target = _target(desk, name, entry, known)
         if target is not None:
             targets[name] = target
+            for where, text in misfits_of_span(target, hosts.get(target.host), engines.get(target.engine)):
+                desk.complain(where, text)
     if desk.problems:
         return None, desk.problems
     return Inventory(path=str(path), hosts=hosts, targets=targets, engines=engines, workloads=workloads), []
@@ -315,6 +318,8 @@ def _host(desk: _Desk, host: Host) -> Host:
         name = option.partition("=")[0]
         if name in _OWN_SLURM_OPTIONS:
             desk.complain((*path, "slurm", "options", i), f"{name} is set by orch; leave it out")
+    for key, text in misfits_of_host(host):
+        desk.complain((*path, "slurm", key), text)
     return replace(
         host,
         identity=_local_path(desk, host.identity),

@@ -8,16 +8,18 @@ time. What differs from launcher to launcher is done on the host, by ``host/laun
 
     starting.py  start, by the line or by a launcher     waiting.py  until it is ready; its log
     looking.py   what lives now, and what is owed        ending.py   stop, and the watcher's script
-    words.py     who is in the way, for people
+    words.py     who is in the way, for people    ranks.py    all of these on every node that the engine spans
 """
 
-from orchestrator.serve.ending import restore_script, stop
-from orchestrator.serve.looking import owes_start, present, processes, ran_before, running
-from orchestrator.serve.starting import require_restartable, start
-from orchestrator.serve.waiting import N_TRACEBACK_LINES, log_evidence, log_tail, wait_ready
+from orchestrator.serve.ending import restore_script
+from orchestrator.serve.looking import owes_start, processes, ran_before
+from orchestrator.serve.ranks import gone, present, restore_scripts, running, start, stop, wait_ready
+from orchestrator.serve.starting import require_restartable
+from orchestrator.serve.waiting import N_TRACEBACK_LINES, log_evidence, log_tail
 
 __all__ = [
     "N_TRACEBACK_LINES",
+    "gone",
     "log_evidence",
     "log_tail",
     "owes_start",
@@ -26,6 +28,7 @@ __all__ = [
     "ran_before",
     "require_restartable",
     "restore_script",
+    "restore_scripts",
     "running",
     "start",
     "stop",

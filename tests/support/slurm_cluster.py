@@ -1,7 +1,7 @@
-"""A real Slurm of two nodes on one machine, for tests: munged, slurmctld, and a slurmd for each node.
+"""A real Slurm of two or more nodes on one machine, for tests: munged, slurmctld, and a slurmd for each node.
 
 Each node has namespaces of its own: network (an address on a bridge, its own loopback), processes, and mounts, in which
-a folder of the node stands in the place of ``/…/node-local``. So both nodes have the same paths and ports with
+a folder of the node stands in the place of ``/…/node-local``. So all nodes have the same paths and ports with
 their own files and servers behind them, as identical machines have, and a node whose first process is killed goes down
 with everything on it while its disk stays. Needs root and Debian's ``slurm-wlm``, ``munge``, ``iproute2``.
 """
@@ -23,6 +23,7 @@ TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "ip", "unshare", "ns
 _CONF = """\
 ClusterName=orch
 SlurmctldHost={hostname}({login_address})
+FirstJobId={first_job}
 SlurmUser=root
 SlurmdUser=root
 SlurmctldPort={port}
@@ -72,7 +73,9 @@ def missing() -> str:
 
 
 class SlurmCluster:
-    """Two nodes, ``n1`` and ``n2``; this machine is the login host. ``environment`` finds it.
+    """Nodes, ``n1`` and ``n2``, which know each other by name; this machine is the login host.
+
+    ``environment`` finds it.
 
     Attributes:
         local: the folder that each node has for itself, under the same path. ``disk_of`` is where it lies here.
@@ -117,6 +120,7 @@ class SlurmCluster:
         """Starts a node, with what its disk holds."""
         script = (
             f'mount --bind "{self.disk_of(node)}" "{self.local}" && ip link set lo up'
+            f' && mount --bind "{self.folder}/hosts" /etc/hosts'
             f' && {{ slurmd -D -N {node} -f "{self.folder}/slurm.conf" & wait; }}'
         )
         inside = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script]
@@ -125,6 +129,11 @@ class SlurmCluster:
     def power_off(self, node: str) -> None:
         """The node is gone at once, with every process on it; its disk stays as it is."""
         self._daemons.pop(node).kill()
+
+    def on(self, node: str, *words: str) -> None:
+        """Runs a command among a node's own mounts and processes."""
+        children = Path(f"/proc/{self._daemons[node].pid}/task/{self._daemons[node].pid}/children").read_text().split()
+        subprocess.run(["nsenter", f"--target={children[0]}", "--mount", "--pid", *words], check=True)
 
     def states(self) -> dict[str, str]:
         """State of each node as ``sinfo`` tells it."""
@@ -166,12 +175,15 @@ class SlurmCluster:
         text = _CONF.format(
             hostname=hostname,
             login_address=f"{self._net}.1",
+            first_job=1_000_000 + int(self._token, 16),  # a keeper's folder in /tmp is named by it
             port=26000 + int(self._token, 16) % 2000,
             node_port=28000,
             folder=self.folder,
             nodes="\n".join(nodes),
         )
         (self.folder / "slurm.conf").write_text(text)
+        known = "".join(f"{self._net}.{11 + i} {node}\n" for i, node in enumerate(self.names))
+        (self.folder / "hosts").write_text(Path("/etc/hosts").read_text() + known)
 
     def _make_bridge(self) -> None:
         self._ip("link", "add", self._bridge, "type", "bridge")

@@ -12,7 +12,8 @@ all the same stands in the log: ``late_ms`` of a request. ``--urgent`` asks for 
 
 It can be of a kernel's kind: with ``--kernel-file FILE`` it reads that file when it starts, and ``--pace TEXT=FACTOR``
 (times longer), ``--odd TEXT`` (other words), ``--broken TEXT`` (ends while it starts) hold where the file has the text.
-``--fault-file FILE`` holds more faults, a line each, which are read with every request.
+``--fault-file FILE`` holds more faults, a line each, which are read with every request. ``--loaded-file FILE`` is what
+``GET /loaded`` answers.
 
 Faults, ``--fault INDEX=MODE[:K]`` by order of arrival (``all`` for every request; ``--skip N`` numbers from the N-th):
     http:STATUS   answers with that status         hang-up      closes the connection without an answer
@@ -139,6 +140,7 @@ class Truth:
     pieces: dict[int, bytes] = field(default_factory=dict)
     word: str = "w"
     fault_file: Path | None = None
+    loaded_file: Path | None = None
 
     def fault_of(self, index: int) -> Fault:
         """What goes wrong with a request."""
@@ -291,6 +293,8 @@ class Server(asyncio.Protocol):
             body = json.dumps({"ttft_s": self.truth.ttft_s, "itl_s": self.truth.itl_s})
         if path == "/v1/models":
             body = json.dumps({"object": "list", "data": [{"id": "stub", "object": "model", "owned_by": "orch"}]})
+        if path == "/loaded" and self.truth.loaded_file is not None:
+            body = self.truth.loaded_file.read_text()
         if path == "/log":
             rows = ({**vars(one), "late_ms": late_ms(one, self.truth)} for one in self.truth.served)
             body = "\n".join(map(json.dumps, rows))
@@ -356,6 +360,7 @@ def main() -> None:
     parser.add_argument("--fault", type=read_fault, action="append", default=[])
     parser.add_argument("--fault-file", type=Path)
     parser.add_argument("--kernel-file", type=Path)
+    parser.add_argument("--loaded-file", type=Path)
     for name in ("--pace", "--odd", "--broken"):
         parser.add_argument(name, action="append", default=[])
     given = parser.parse_args()
@@ -374,6 +379,7 @@ def main() -> None:
         given.skip,
         word="odd" if any(text in kernel for text in given.odd) else "w",
         fault_file=given.fault_file,
+        loaded_file=given.loaded_file,
     )
     if given.urgent:
         with contextlib.suppress(OSError, AttributeError):  # not permitted; not on this system
