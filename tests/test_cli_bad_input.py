@@ -478,3 +478,15 @@ def test_a_project_that_cannot_be_written(project: CliProject, words: list[str])
     refused(ran, 1)
     assert "Permission denied" in ran.error and "debug" not in ran.error
     assert offline.code == 0 and "V2" in offline.out
+
+
+def test_a_load_that_cannot_be_made_is_refused_before_the_engine_starts(project: CliProject) -> None:
+    """An engine of a kind that takes no load of ours: `orch bench` and `orch run` say so, and nothing is started."""
+    project.inventory.write_text(
+        project.inventory.read_text().replace("  stub:\n", "  stub:\n    kind: transformers\n")
+    )
+    project.done("pull")
+    project.done("variant", "new", "V1", "--set", "num_stages=3")
+    for words in (["bench", "--concurrency", "1"], ["run", "V1", "--concurrency", "1", "--pairs", "4", "--force"]):
+        refused(project.orch(*words), 1, "engine stub is transformers: it takes no ignore_eos", "llama-server")
+    assert project.done("query", "select count(*) as n from trials", "--json").document == [{"n": 0}]

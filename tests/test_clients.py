@@ -602,6 +602,13 @@ def test_a_flush_without_an_address_is_refused(client: str) -> None:
         spec_of(workload_of(client, cache_policy="flush"), replace(VLLM, cache_flush_path=None))
 
 
+@pytest.mark.parametrize("client", [*DRIVEN, "loadgen"])
+def test_an_engine_that_takes_no_load_of_ours_is_refused(client: str) -> None:
+    """transformers serve answers 422 to ignore_eos and 400 to token ids: said with the way out, by every client."""
+    with pytest.raises(LoadError, match=r"engine vllm is transformers: it takes no ignore_eos.*orch has no client"):
+        load_client(client).prepare(workload_of(client), replace(VLLM, kind="transformers"), 1, "/")
+
+
 def test_vllms_client_is_refused_where_it_cannot_count() -> None:
     """llama-server tells its tokens where vLLM's client does not look; it would count those of the text anew."""
     with pytest.raises(LoadError, match="does not see how many tokens llama-server made"):

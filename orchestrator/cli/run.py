@@ -208,6 +208,7 @@ def _begin(
 ) -> Outcome:
     """Refuses what must not begin, stores the plan, and makes its starts."""
     from orchestrator import serve
+    from orchestrator.clients.presence import require_makeable
     from orchestrator.experiment.nodes import refuse_shared_files
     from orchestrator.experiment.trial import arm_on_host
     from orchestrator.report.document import plan_document
@@ -216,6 +217,7 @@ def _begin(
     with open_session(project, plan.target, shown.progress, ask=shown.progress.ask) as session:
         _refuse_unfinished(session.store, plan.target)
         serve.require_restartable(session.engine, is_attended=session.ask is not None)
+        require_makeable(session.engine, [project.workload(plan.workload)], plan.concurrencies)
         _refuse_useless(shown, session, variants, is_forced=is_forced)
         if session.n_places > 1:
             refuse_shared_files(session)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from orchestrator.engines import knowledge_of
+from orchestrator.errors import LoadError
 from orchestrator.records import Engine, LoadProgress, LoadStatus, RequestRecord, Workload
 
 
@@ -67,6 +69,25 @@ class ParsedLoad:
     ended_at: str | None
     version: str | None = None
     argv: tuple[str, ...] | None = None
+
+
+def refuse_unfit(workload: Workload, engine: Engine) -> None:
+    """For every adapter's ``prepare``: what none of them could do.
+
+    Raises:
+        LoadError: the engine takes no such load.
+    """
+    if workload.cache_policy == "flush" and engine.cache_flush_path is None:
+        raise LoadError(
+            f"workload {workload.name} flushes the prefix cache, and engine {engine.name} has no cache_flush_path",
+            next_step="set cache_flush_path of the engine, or cache_policy: keep",
+        )
+    why = knowledge_of(engine.kind).refuses
+    if why is not None:
+        raise LoadError(
+            f"engine {engine.name} is {engine.kind}: {why}, so orch has no client for it",
+            next_step="serve the model with SGLang, vLLM or llama-server; a server that takes both is `kind: other`",
+        )
 
 
 class LoadClient(Protocol):

@@ -21,9 +21,8 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from orchestrator.clients import driver
-from orchestrator.clients.base import ClientRun, ExitEvidence, ParsedLoad
+from orchestrator.clients.base import ClientRun, ExitEvidence, ParsedLoad, refuse_unfit
 from orchestrator.clients.judging import NonFiniteError, failed, how_it_ended, last_words, told
-from orchestrator.errors import LoadError
 from orchestrator.metrics import METRICS
 from orchestrator.records import Engine, LoadProgress, RequestRecord, Workload
 
@@ -128,11 +127,7 @@ class DrivenClient(ABC):
 
     def prepare(self, workload: Workload, engine: Engine, concurrency: int, run_dir: str) -> ClientRun:
         """Two files, the driver and its spec, and one command by the engine's own python."""
-        if workload.cache_policy == "flush" and engine.cache_flush_path is None:
-            raise LoadError(
-                f"workload {workload.name} flushes the prefix cache, and engine {engine.name} has no cache_flush_path",
-                next_step="set cache_flush_path of the engine, or cache_policy: keep",
-            )
+        refuse_unfit(workload, engine)
         program, spec_path = f"{run_dir}/driver.py", f"{run_dir}/spec.json"
         flush = engine.cache_flush_path if workload.cache_policy == "flush" else None
         spec = {

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.clients import loadgen
-from orchestrator.clients.base import ClientRun, ExitEvidence, ParsedLoad
+from orchestrator.clients.base import ClientRun, ExitEvidence, ParsedLoad, refuse_unfit
 from orchestrator.clients.judging import NonFiniteError, failed, how_it_ended, last_words, refuse_constant, told
 from orchestrator.clients.pooling import statistics_of
 from orchestrator.errors import LoadError
@@ -33,11 +33,7 @@ class LoadgenClient:
 
     def prepare(self, workload: Workload, engine: Engine, concurrency: int, run_dir: str) -> ClientRun:
         """Two files, the client and its spec, and one command by the engine's own python."""
-        if workload.cache_policy == "flush" and engine.cache_flush_path is None:
-            raise LoadError(
-                f"workload {workload.name} flushes the prefix cache, and engine {engine.name} has no cache_flush_path",
-                next_step="set cache_flush_path of the engine, or cache_policy: keep",
-            )
+        refuse_unfit(workload, engine)
         program, spec_path = f"{run_dir}/loadgen.py", f"{run_dir}/spec.json"
         spec = dataclasses.asdict(_spec(workload, engine, concurrency, run_dir))
         raw = json.dumps(spec, indent=1).encode()

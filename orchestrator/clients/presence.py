@@ -51,12 +51,22 @@ def find_client(remote: Remote, engine: Engine, workload: Workload) -> Presence 
     return Presence(None, why_not=f"no {client.name}: {'; '.join(refusals)}")
 
 
-def why_not_usable(remote: Remote, engine: Engine, workload: Workload, concurrencies: Sequence[int]) -> str | None:
-    """Why a workload's client cannot make these loads of this engine, as far as that shows before; None when it can."""
+def require_makeable(engine: Engine, workloads: Sequence[Workload], concurrencies: Sequence[int]) -> None:
+    """Refuses what shows before the engine is started. Asks nobody.
+
+    Raises:
+        LoadError: a workload's client cannot make one of these loads of this engine.
+    """
     served = engine if engine.model is not None else replace(engine, model="told when it is ready")
-    try:
+    for workload in workloads:
         for concurrency in concurrencies:
             load_client(workload.client).prepare(workload, served, concurrency, "/")
+
+
+def why_not_usable(remote: Remote, engine: Engine, workload: Workload, concurrencies: Sequence[int]) -> str | None:
+    """Why a workload's client cannot make these loads of this engine, as far as that shows before; None when it can."""
+    try:
+        require_makeable(engine, [workload], concurrencies)
     except OrchError as exc:
         return exc.message
     found = find_client(remote, engine, workload)

@@ -58,6 +58,7 @@ class EngineKnowledge:
         kv_pools: size of the KV pool in the engine's own unit; kv_pools_in_tokens: those of them that are in tokens.
         prefix_hits: counters of prompt tokens that came out of the prefix cache.
         prefix_queries: of prompt tokens that were looked up there; each entry is the sum of its names.
+        refuses: why no client here can make a load of it.
     """
 
     kind: EngineKind
@@ -77,6 +78,7 @@ class EngineKnowledge:
     pool_labels: PoolLabels | None = None
     prefix_hits: tuple[str, ...] = ()
     prefix_queries: tuple[tuple[str, ...], ...] = ()
+    refuses: str | None = None
 
     @property
     def defaults(self) -> dict[str, str]:

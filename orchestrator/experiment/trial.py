@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator import bench, provenance, push, serve, telemetry
+from orchestrator.clients.presence import require_makeable
 from orchestrator.connection import Remote
 from orchestrator.designs import EngineCounters, TelemetrySample
 from orchestrator.errors import EngineDiedError, InterruptedError_, LeaseLostError, OrchError, StaleBaseError
@@ -114,9 +115,11 @@ def trials(
         StaleBaseError: the live bytes are neither the baseline nor a variant that this project knows.
         LeaseLostError: the pushed variant is no longer live.
         EngineError: it did not start, died, or loaded other bytes; the trial is stored as failed.
+        LoadError: a workload's client can make none of these loads of this engine; nothing was started.
         InterruptedError_: Ctrl-C; load and engine were stopped, the trial is stored as failed. A pushed variant stays.
     """
     serve.require_restartable(session.engine, is_attended=session.ask is not None)
+    require_makeable(session.engine, workloads, concurrencies)
     live = arm_on_host(session)
     try:
         return _measure(session, live, workloads, concurrencies, keep_running, on_load, hold)
