@@ -16,7 +16,8 @@ from . import process_table
 from .launching import MARK, Launcher, LaunchError, Place, Record, call, group_of, said, shown
 from .process_table import Process
 
-_FORMAT = "[{{json .Id}},{{json .State.Pid}},{{json .State.Running}},{{json .State.ExitCode}}]"
+_FORMAT = '["{{.Id}}",{{.State.Pid}},{{.State.Running}},{{.State.ExitCode}}]'
+"""JSON, not by the template's ``json``: podman calls the field ``ID``, and knows ``{{.Id}}`` in this form alone."""
 _PORTS_FORMAT = "{{json .NetworkSettings.Ports}}"
 _DETACHED = 'exec "$@" >"$0" 2>&1 </dev/null'
 _OF_THE_CLIENT = ("DOCKER_", "CONTAINER", "XDG_", "LD_")

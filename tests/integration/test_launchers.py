@@ -14,65 +14,29 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support import fake_docker
 from tests.support.fake_docker import FakeDocker
 from tests.support.fake_systemd import FakeSystemd
+from tests.support.launched import (
+    MOUNTED_ENV,
+    container,
+    engine_argv,
+    findings,
+    managed,
+    mounts,
+    on_path,
+    runs_on,
+    whole_job,
+)
 from tests.support.ssh_project import CHECKOUT, SUPPORT, SshProject
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 UNIT = "sglang.service"
-
-
-def on_path(project: SshProject, folder: Path) -> None:
-    """Puts programs before all others on the host's PATH."""
-    project.host.faults.write_text(f'export PATH="{folder}:$PATH"\n')
-
-
-def engine_argv(project: SshProject, *words: str) -> list[str]:
-    """The command line of the engine, which now somebody else starts."""
-    own = ["-m", "serving_engine", "--port", str(project.port), "--module", "kernels.fast"]
-    return [sys.executable, *own, *words]
-
-
-def managed(project: SshProject, launcher: dict[str, Any], **engine: Any) -> None:
-    """An inventory whose engine is started by a launcher, with nothing that only a command has."""
-    own = {"command": None, "cwd": None, "env": None, "launcher": launcher, **engine}
-    project.write_inventory(engine=own)
-    inventory = json.loads(project.inventory.read_text())
-    entry = inventory["engines"]["serving"]
-    inventory["engines"]["serving"] = {key: value for key, value in entry.items() if value is not None}
-    project.inventory.write_text(json.dumps(inventory))
-
-
-def whole_job(project: SshProject) -> None:
-    """Pull, bench, push, bench; what was loaded is proved each time."""
-    project.with_variants()
-    measured = project.done("bench", "--concurrency", "1", "--json").document
-    assert measured["loaded_digest"] == project.digest_of("baseline")
-    project.done("push", "--variant", "V1")
-    measured = project.done("bench", "--concurrency", "1", "--json").document
-    assert measured["loaded_digest"] == measured["digest"] == project.digest_of("V1")
-    assert [row["status"] for row in project.query("select status from trials")] == ["ok", "ok"]
-
-
-def findings(project: SshProject) -> dict[str, str]:
-    """What the doctor says of a host that is in order, by check."""
-    found = project.done("doctor", "--json").document["findings"]
-    assert [one for one in found if one["status"] == "fail"] == []
-    return {one["name"]: one["text"] for one in found}
-
-
-def runs_on(project: SshProject, name: str) -> bool:
-    """Whether the engine answers, with the kernel of a variant in memory."""
-    with contextlib.suppress(OSError):
-        return bool(project.get("/loaded")["modules"] == {"kernels.fast": project.digest_of(name)})
-    return False
 
 
 # ---- systemd
@@ -118,19 +82,6 @@ def docker(project: SshProject, tmp_path: Path) -> Iterator[FakeDocker]:
     on_path(project, made.bin)
     yield made
     made.close()
-
-
-MOUNTED_ENV = {"PYTHONPATH": "/opt/engine"}
-
-
-def mounts(project: SshProject) -> dict[str, str]:
-    """The package as a folder, and the engine's program."""
-    return {str(project.site): "/srv/site", str(SUPPORT): "/opt/engine"}
-
-
-def container(**keys: str) -> dict[str, Any]:
-    """The launcher of a container."""
-    return {"kind": "container", "name": "sglang", "python": sys.executable, **keys}
 
 
 def test_a_container_is_restarted_for_each_start(project: SshProject, docker: FakeDocker) -> None:

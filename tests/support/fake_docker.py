@@ -276,6 +276,7 @@ def _inspect(folder: Path, words: list[str]) -> None:
     text = words[words.index("--format") + 1]
     for key, value in values.items():
         text = text.replace(f"{{{{json {key}}}}}", json.dumps(value))
+        text = text.replace(f"{{{{{key}}}}}", value if isinstance(value, str) else json.dumps(value))
     print(text)
 
 

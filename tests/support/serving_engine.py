@@ -32,6 +32,7 @@ RETRY_S = 0.01
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--module", action="append", required=True, help="dotted name; the first holds the kernel")
     parser.add_argument("--kernel", default="fast_kernel", help="name of the function in the first module")
@@ -113,10 +114,10 @@ def load(options: argparse.Namespace) -> KernelTruth:
     )
 
 
-async def serve(truth: KernelTruth, port: int) -> None:
+async def serve(truth: KernelTruth, host: str, port: int) -> None:
     """Serves until the process is ended."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: KernelServer(truth), "127.0.0.1", port, backlog=1024)
+    server = await loop.create_server(lambda: KernelServer(truth), host, port, backlog=1024)
     await server.serve_forever()
 
 
@@ -130,7 +131,7 @@ def main() -> None:
         raise RuntimeError("no kernel image is available for execution on the device")
     truth = load(options)
     print(f"loaded {truth.config}", flush=True)
-    asyncio.SelectorEventLoop(selectors.SelectSelector()).run_until_complete(serve(truth, options.port))
+    asyncio.SelectorEventLoop(selectors.SelectSelector()).run_until_complete(serve(truth, options.host, options.port))
 
 
 if __name__ == "__main__":
