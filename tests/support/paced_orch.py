@@ -37,7 +37,8 @@ class PacedClient(LoadgenClient):
     def prepare(self, workload: Workload, engine: Engine, concurrency: int, run_dir: str) -> ClientRun:
         """As loadgen's, and remembers whom to ask."""
         self.base_url = engine.base_url
-        self.trial_id = int(run_dir.rpartition("-c")[0].rpartition("-")[2])
+        trial_id = run_dir.rpartition("-c")[0].rpartition("-")[2]
+        self.trial_id = int(trial_id) if trial_id else None  # none where a load is only tried out
         return super().prepare(workload, engine, concurrency, run_dir)
 
     def parse(self, raw: bytes | None, evidence: ExitEvidence, workload: Workload, concurrency: int) -> ParsedLoad:
