@@ -721,6 +721,8 @@ def test_every_shell_sees_the_same(project: CliProject, shell: str) -> None:
         assert done.stderr == b""
         values = dict(host_facts.parse(done.stdout))
         assert float(values.pop("began_s")[0]) <= float(values.pop("ended_s")[0])
+        # a shell with programs of its own (busybox of Debian) tells their names, and no paths
+        values["program_path"] = tuple(Path(path).name for path in values["program_path"])
         return {key: value for key, value in values.items() if "df" not in key}
 
     found = look(shell.split())

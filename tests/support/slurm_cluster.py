@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from tests.support.waiting import wait_until
@@ -32,7 +33,7 @@ AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 CredType=cred/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
+SlurmdSpoolDir={spool}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -72,6 +73,9 @@ def missing() -> str:
     return f"not allowed here: {' '.join(refused[0])}" if refused else ""
 
 
+MOST_JOBS = 500
+
+
 class SlurmCluster:
     """Nodes, ``n1`` and ``n2``, which know each other by name; this machine is the login host.
 
@@ -86,10 +90,14 @@ class SlurmCluster:
         self.local = folder / "node-local"
         self._token = secrets.token_hex(2)  # namespaces and links are the machine's: other tests may have theirs
         self._net = f"10.{100 + secrets.randbelow(100)}.{secrets.randbelow(250)}"
+        self._first_job = 1_000_000 + MOST_JOBS * int(self._token, 16)  # a keeper's folder in /tmp is named by its job
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._bridge = f"orch{self._token}"
-        for name in ("state", "node-local", *(f"spool-{node}" for node in names), *(f"disk-{node}" for node in names)):
+        for name in ("state", "node-local", *(f"disk-{node}" for node in names)):
             (folder / name).mkdir(parents=True)
+        self._spool = Path(tempfile.mkdtemp(prefix="orch-slurm-"))  # a step's socket there has 108 characters at most
+        for node in names:
+            (self._spool / node).mkdir()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -160,6 +168,10 @@ class SlurmCluster:
         for node in self.names:
             self._ip("netns", "del", self._namespace(node), check=False)
         self._ip("link", "del", self._bridge, check=False)
+        shutil.rmtree(self._spool, ignore_errors=True)
+        for keeper in Path("/tmp").glob("orch-node-*-*"):  # of a node that was killed
+            if int(keeper.name.rpartition("-")[2]) in range(self._first_job, self._first_job + MOST_JOBS):
+                shutil.rmtree(keeper, ignore_errors=True)
 
     # ---- within
 
@@ -175,10 +187,11 @@ class SlurmCluster:
         text = _CONF.format(
             hostname=hostname,
             login_address=f"{self._net}.1",
-            first_job=1_000_000 + int(self._token, 16),  # a keeper's folder in /tmp is named by it
+            first_job=self._first_job,
             port=26000 + int(self._token, 16) % 2000,
             node_port=28000,
             folder=self.folder,
+            spool=self._spool,
             nodes="\n".join(nodes),
         )
         (self.folder / "slurm.conf").write_text(text)
