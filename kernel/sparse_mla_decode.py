@@ -364,7 +364,7 @@ def sparse_mla_decode_kernel(
     topk,
     second_topk,
     n_multiprocessors,
-    rows_bucket,  # batch rounded up to a power of two: unused here, but the best config depends on it
+    rows_bucket,  # batch rounded up, see _rows_bucket: unused here, but the best config depends on it
     q_stride_b,
     q_stride_h,
     indices_stride_b,
@@ -516,9 +516,9 @@ def sparse_mla_merge_kernel(
     n_tiles,
     tiles_per_program,
     HAS_SINK: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-    HEADS: tl.constexpr,
-    EARLY: tl.constexpr,
+    AT_ONCE: tl.constexpr,  # parts of a row that are read at a time
+    HEADS: tl.constexpr,  # of a program
+    EARLY: tl.constexpr,  # launched while the kernel that makes the parts still runs
 ):
     """One program: some heads of one row, which programs shared. Joins their parts, then applies the sink."""
     row = tl.program_id(0).to(tl.int64)
@@ -527,6 +527,7 @@ def sparse_mla_merge_kernel(
     first = row * n_tiles // tiles_per_program
     last = ((row + 1) * n_tiles - 1) // tiles_per_program
     if EARLY:
+        # Every program waits, also one with nothing to join: what comes behind this kernel waits for it alone.
         tl.extra.cuda.gdc_wait()
     if first < last:
         dims = tl.arange(0, 512)
