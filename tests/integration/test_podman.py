@@ -20,7 +20,7 @@ from tests.support.launched import (
     runs_on,
     whole_job,
 )
-from tests.support.real_podman import RealPodman
+from tests.support.real_podman import PodmanError, RealPodman
 from tests.support.ssh_project import SshProject
 from tests.support.waiting import wait_until
 
@@ -54,7 +54,7 @@ def test_podman_restarts_the_container_for_each_start(project: SshProject, podma
     try:
         podman.create("sglang", argv, mounts=mounts(project), env=MOUNTED_ENV, cwd="/srv/site", published=published)
         before, first = project.identity(), podman.start("sglang")
-    except Exception as exc:
+    except PodmanError as exc:
         if network == "its own":
             pytest.skip(f"podman makes no network of its own here: {exc}")
         raise
