@@ -470,12 +470,9 @@ tidy() { # under the mutex: removes what dead processes left, and everything whe
     remove_empty_state
 }
 
-drop_own() { # what this call has not finished
+drop_own() { # what this call has not finished, but for the file that kept names
     for left in "$state"/tmp.*."$me"; do
-        [ ! -e "$left" ] || {
-            rm -f "$state"/tmp.*."$me" 2>/dev/null
-            break
-        }
+        [ ! -e "$left" ] || [ "$left" = "$kept" ] || rm -f "$left" 2>/dev/null
     done
     remove_empty_state
 }
@@ -567,6 +564,7 @@ acquire() { # live for all files, after ending expired ones of others
 end_expired() { # first contact after a holder and its watcher died: does what the watcher would have done
     read_lease && [ "$lease_nonce" != "$nonce" ] && ! is_live || return 0
     (
+        kept=${received:-} # what this push has received is still needed
         trap leave EXIT
         take_nonce "$lease_nonce"
         lease_file=$state/lease
@@ -667,6 +665,7 @@ watch() { # until the lease is gone or over, or the watcher is told to end
             expire_group
         )
         case $? in "$OK" | "$FOREIGN") exit ;; esac # anything else may pass (a full disk, a stuck operation): again
+        each drop_own # of a child that was killed, which ran no trap
         [ "$is_told" = no ] || sleep 1
     done
 }
@@ -1181,7 +1180,7 @@ begin_change() {
 # ==== always
 
 main() {
-    on_fail='' trouble='' complaint='' links='' may_write=yes n_committed=0 is_told=no
+    on_fail='' trouble='' complaint='' links='' kept='' may_write=yes n_committed=0 is_told=no
     forget_files
     find_tools
     operation=${1:-none}

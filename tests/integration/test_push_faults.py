@@ -56,6 +56,12 @@ def mends(file: HostFile, before: tuple[object, ...]) -> None:
     assert not file.has_trace
 
 
+def has_expired(file: HostFile) -> bool:
+    """Whether a lease is there whose time is over by the host's clock."""
+    lease = file.stat().only.state.lease
+    return lease is not None and lease.remaining_s <= 0
+
+
 # ---- killed
 
 
@@ -136,9 +142,35 @@ def test_a_watcher_killed_while_restoring_is_finished_by_the_next_contact(file: 
     file.push(ttl_s=2, faults={"ORCH_KILL": step})
     wait_until(lambda: file.stat().only.state.lease is None or file.push(nonce="bb").exit_code == 0)
     file.revert("bb")
+    wait_until(lambda: not watchers_of(file.path))  # its lease is gone, so it ends; what it left is a dead one's then
     file.revert("-")
+    assert file.identity() == before
+    assert not file.has_trace
+
+
+def test_a_push_restores_what_an_expired_lease_left_and_still_has_its_own_content(file: HostFile) -> None:
+    """Holder and watcher are dead: the first push that comes ends their lease, and then pushes what it was sent."""
+    before = file.identity()
+    file.push(ttl_s=2)
     for pid in watchers_of(file.path):
-        os.kill(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
+    wait_until(lambda: has_expired(file))
+    assert file.push(b"num_stages = 7\n", nonce="bb").exit_code == 0
+    assert file.path.read_bytes() == b"num_stages = 7\n"
+    file.revert("bb")
+    assert file.identity() == before
+    assert not file.has_trace
+
+
+def test_a_watcher_whose_child_was_killed_leaves_nothing_of_it(file: HostFile) -> None:
+    """The part of the watcher that restores is killed each time (as by the kernel, out of memory): no link stays."""
+    before = file.identity()
+    file.push(ttl_s=1, poll_s="0.5", faults={"ORCH_KILL": "restore-rename"})
+    links: set[int] = set()
+    wait_until(lambda: links.add((file.state_dir / "base").stat().st_ctime_ns) or len(links) >= 4)  # made and removed
+    assert file.push(nonce="bb").exit_code == 0
+    assert file.revert("bb").exit_code == 0
+    wait_until(lambda: not watchers_of(file.path))
     assert file.identity() == before
     assert not file.has_trace
 
