@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.admission import StartFacts, judge, remember
-from orchestrator.clients import CLIENTS, ExitEvidence, ParsedLoad, load_client
+from orchestrator.clients import CLIENTS, ExitEvidence, ParsedLoad, driver, load_client
 from orchestrator.clients.driven import seed_of, source
 from orchestrator.designs import Arm, Plan
 from orchestrator.errors import LoadError
@@ -475,7 +475,7 @@ def spec_of(workload: Workload, engine: Engine, concurrency: int = 8) -> dict[st
     """The driver's spec of a load."""
     run = load_client(workload.client).prepare(workload, engine, concurrency, "/r")
     assert run.argv == (engine.python, "-B", "/r/driver.py", "/r/spec.json")
-    assert run.files["/r/driver.py"] == source()
+    assert run.files["/r/driver.py"] == source(driver)
     spec: dict[str, Any] = json.loads(run.files["/r/spec.json"])
     return spec
 

@@ -161,6 +161,24 @@ def test_at_the_deadline_everything_of_the_client_is_stopped(tmp_path: Path) -> 
     assert not is_alive(int((tmp_path / "run" / "load" / "child").read_text()))
 
 
+def test_a_request_that_stalls_costs_its_own_limit(tmp_path: Path) -> None:
+    """A client that waits six hours for an answer is given the workload's limit: one failure, all others measured."""
+    with running_stub("--ttft-ms", 1, faults=["3=stall:2"]) as stub:
+        result = load(tmp_path, stub, in_mode("load=aiohttp", request_timeout_s=2))
+    assert (result.status, result.reasons) == ("invalid", ("1 of 6 requests failed: TimeoutError ×1",))
+    warm_up, measured = result_file(tmp_path)["steps"]
+    assert measured["request_limit_by"].startswith("aiohttp 3.") and measured["exit_code"] == 0
+    assert warm_up["request_limit_by"] is not None
+
+
+def test_a_client_with_a_limit_of_its_own_is_left_alone(tmp_path: Path) -> None:
+    """Nothing is put into the environment of a client that takes the workload's limit on its command line."""
+    engine = Engine(name="e", command=("e",), base_url="http://127.0.0.1:1", python=sys.executable, model="m")
+    run = load_client("aiperf").prepare(replace(WORKLOAD, client="aiperf"), engine, 2, str(tmp_path))
+    assert [Path(path).name for path in run.files] == ["driver.py", "spec.json"]
+    assert json.loads(run.files[f"{tmp_path}/spec.json"])["limit_path"] is None
+
+
 def test_a_worker_that_a_client_leaves_behind_is_stopped(tmp_path: Path) -> None:
     """What the warm-up started does not disturb the load."""
     with running_stub("--ttft-ms", 1) as stub:
@@ -203,6 +221,8 @@ def driver(tmp_path: Path, **fields: Any) -> subprocess.Popen[bytes]:
         "candidates": [{"argv": FAKE, "version_argv": [*FAKE, "--version"]}],
         "steps": [],
         "flush_url": None,
+        "request_timeout_s": 10,
+        "limit_path": None,
         "load_timeout_s": 60,
         "folder": str(tmp_path),
         "result_path": str(tmp_path / "result.json"),

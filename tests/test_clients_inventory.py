@@ -7,12 +7,13 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from orchestrator import inventory
-from orchestrator.clients import driven
+from orchestrator.clients import driven, driver, request_limit
 from orchestrator.connection.local import LocalRemote
 from orchestrator.doctor.clients import check_clients
 from orchestrator.doctor.engine import check_workloads
@@ -219,13 +220,14 @@ def test_doctor_knows_when_vllm_cannot_flush() -> None:
 # ---- the program on the host
 
 
-def test_the_driver_is_python_3_8_with_the_standard_library_alone() -> None:
-    """It parses as 3.8 and imports nothing that an engine's Python might not have."""
-    tree = ast.parse(driven.source(), feature_version=(3, 8))
+@pytest.mark.parametrize("program", [driver, request_limit])
+def test_what_drives_a_client_is_python_3_8_with_the_standard_library_alone(program: ModuleType) -> None:
+    """It parses as 3.8 and imports nothing that an engine's Python might not have, but what it does without."""
+    tree = ast.parse(driven.source(program), feature_version=(3, 8))
     imported = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {alias.name for node in imported if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in imported if isinstance(node, ast.ImportFrom)}
-    assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names
+    assert {name.partition(".")[0] for name in names} - {"aiohttp"} <= sys.stdlib_module_names
 
 
 # ---- the record

@@ -17,10 +17,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from orchestrator.clients import driver
+from orchestrator.clients import driver, request_limit
 from orchestrator.clients.base import ClientRun, ExitEvidence, ParsedLoad, refuse_unfit
 from orchestrator.clients.judging import NonFiniteError, failed, how_it_ended, last_words, told
 from orchestrator.metrics import METRICS
@@ -101,6 +102,8 @@ class DrivenClient(ABC):
     name: ClassVar[str]
     files: ClassVar[Mapping[str, str]]
     """What a run leaves in its folder: name in the bundle → file name."""
+    limits_requests: ClassVar[bool] = True
+    """Whether the client takes a time limit for one request; ``request_limit.py`` gives one to those that do not."""
 
     @abstractmethod
     def candidates(self, workload: Workload, engine: Engine) -> Sequence[Candidate]:
@@ -126,9 +129,11 @@ class DrivenClient(ABC):
     # ---- prepare
 
     def prepare(self, workload: Workload, engine: Engine, concurrency: int, run_dir: str) -> ClientRun:
-        """Two files, the driver and its spec, and one command by the engine's own python."""
+        """The driver, its spec and what the client lacks, and one command by the engine's own python."""
         refuse_unfit(workload, engine)
         program, spec_path = f"{run_dir}/driver.py", f"{run_dir}/spec.json"
+        limit_path = f"{run_dir}/request_limit.py"
+        limit = {} if self.limits_requests else {limit_path: source(request_limit)}
         flush = engine.cache_flush_path if workload.cache_policy == "flush" else None
         spec = {
             "client": self.name,
@@ -140,6 +145,8 @@ class DrivenClient(ABC):
             "direct": urlsplit(engine.base_url).hostname,
             "steps": list(self._steps(workload, engine, concurrency, run_dir)),
             "flush_url": None if flush is None else f"{engine.base_url.rstrip('/')}/{flush.lstrip('/')}",
+            "request_timeout_s": workload.request_timeout_s,
+            "limit_path": limit_path if limit else None,
             "load_timeout_s": workload.load_timeout_s,
             "folder": run_dir,
             "result_path": f"{run_dir}/result.json",
@@ -147,7 +154,7 @@ class DrivenClient(ABC):
         }
         return ClientRun(
             argv=(engine.python, "-B", program, spec_path),
-            files={program: source(), spec_path: json.dumps(spec, indent=1).encode()},
+            files={program: source(driver), spec_path: json.dumps(spec, indent=1).encode(), **limit},
             result_path=f"{run_dir}/result.json",
             progress_path=f"{run_dir}/progress.json",
             deadline_s=workload.load_timeout_s + GRACE_S,
@@ -164,7 +171,7 @@ class DrivenClient(ABC):
                 "name": name,
                 "args": list(self.arguments(ask)),
                 "files": {key: f"{folder}/{file}" for key, file in self.files.items()},
-                # these clients know no deadline of a request: a place has so long for all of its own, and to start
+                # each place has so long for all requests of its own, and to start
                 "deadline_s": min((per_place + 1) * workload.request_timeout_s, workload.load_timeout_s),
             }
 
@@ -258,9 +265,9 @@ class DrivenClient(ABC):
 
 
 @functools.cache
-def source() -> bytes:
-    """The driver's own source, as it is sent to the host."""
-    return Path(driver.__file__).read_bytes()
+def source(module: ModuleType) -> bytes:
+    """The source of a program of orch's, as it is sent to the host."""
+    return Path(str(module.__file__)).read_bytes()
 
 
 def seed_of(workload: Workload, concurrency: int, phase: str) -> int:

@@ -10,7 +10,8 @@ it started: its process group is stopped at its deadline, and workers that it le
 
 Spec: ``client``, ``recipe`` (handed through), ``candidates`` [{``version_argv``, ``argv``}], ``env`` (of the client
 alone), ``direct`` (host name that it must not ask through a proxy), ``steps`` [{``name``, ``args``, ``files`` {name:
-path}, ``deadline_s``}], ``flush_url`` (before the last step), ``load_timeout_s`` (for everything), ``folder``,
+path}, ``deadline_s``}], ``flush_url`` (before the last step), ``request_timeout_s``, ``limit_path`` (of
+``request_limit.py`` for a client that has no such limit, else null), ``load_timeout_s`` (for everything), ``folder``,
 ``result_path``, ``progress_path``.
 
 Exit codes: 0 every step came to its end; 1 a result was written that says why not; 2 the spec is wrong.
@@ -107,7 +108,7 @@ class Driver:
         for i, candidate in enumerate(self.spec["candidates"]):
             argv = candidate["version_argv"]
             patience_s = min(VERSION_PATIENCE_S, self.until_s - time.monotonic())
-            how, code, logs = self._run(argv, f"version-{i}", patience_s)
+            how, code, logs = self._run(argv, f"version-{i}", patience_s, {})
             found = VERSION.findall("".join(last_lines(logs["out"])[-1:]))  # above it, some log what they import
             if how == "exited" and code == 0 and found:
                 self.version = found[-1]
@@ -132,7 +133,8 @@ class Driver:
         argv = [*prefix, *step["args"]]
         started_at, began_s = utc_now(), time.monotonic()
         deadline_s = min(step["deadline_s"], self.until_s - began_s)
-        how, code, logs = self._run(argv, name, deadline_s)
+        limited_by = self.folder / f"{name}.limit"
+        how, code, logs = self._run(argv, name, deadline_s, self._limit(limited_by))
         self.steps.append(
             {
                 "name": name,
@@ -143,6 +145,7 @@ class Driver:
                 "ended_at": utc_now(),
                 "elapsed_s": round(time.monotonic() - began_s, 3),
                 "last_lines": last_lines(logs["err"]) or last_lines(logs["out"]),
+                "request_limit_by": read_text(limited_by),
                 "files": {key: read_text(Path(path)) for key, path in step["files"].items()},
             }
         )
@@ -152,14 +155,34 @@ class Driver:
         if how != "exited" or code != 0:
             raise StoppedError(f"{name}: " + (f"exit code {code}" if how == "exited" else how))
 
-    def _run(self, argv: list[str], name: str, deadline_s: float) -> tuple[str, int | None, dict[str, str]]:
+    def _limit(self, limited_by: Path) -> dict[str, str]:
+        """The environment by which a client that takes no limit of a request has one; who gave it is in the file."""
+        if self.spec["limit_path"] is None:
+            return {}
+        folder = self.folder / "request-limit"
+        folder.mkdir(exist_ok=True)
+        replace_file(folder / "sitecustomize.py", Path(self.spec["limit_path"]).read_bytes(), False)
+        return {
+            "PYTHONPATH": os.pathsep.join(one for one in (str(folder), self.env.get("PYTHONPATH")) if one),
+            "ORCH_REQUEST_TIMEOUT_S": str(self.spec["request_timeout_s"]),
+            "ORCH_REQUEST_LIMIT_NOTE": str(limited_by),
+        }
+
+    def _run(
+        self, argv: list[str], name: str, deadline_s: float, more_env: dict[str, str]
+    ) -> tuple[str, int | None, dict[str, str]]:
         """(``exited``, ``deadline``, ``stopped`` or ``cannot be started: …``, exit code, what it wrote by stream)."""
         paths = {stream: self.folder / f"{name}.{stream}" for stream in ("out", "err")}
         how, code = "exited", None
         with paths["out"].open("wb") as out, paths["err"].open("wb") as err:
             try:
                 process = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=self.env, cwd=str(self.folder)
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env={**self.env, **more_env},
+                    cwd=str(self.folder),
                 )
             except OSError as exc:
                 return f"cannot be started: {exc.strerror}", None, {"out": "", "err": ""}

@@ -34,6 +34,7 @@ class SglangClient(DrivenClient):
 
     name = "sglang"
     files: ClassVar[Mapping[str, str]] = {"result": "result.jsonl"}
+    limits_requests: ClassVar[bool] = False
 
     def candidates(self, workload: Workload, engine: Engine) -> Sequence[Candidate]:
         """The new module and the old one by the engine's python, or what the inventory says."""

@@ -21,6 +21,7 @@ class VllmClient(DrivenClient):
 
     name = "vllm"
     files: ClassVar[Mapping[str, str]] = {"result": "result.json"}
+    limits_requests: ClassVar[bool] = False
 
     def candidates(self, workload: Workload, engine: Engine) -> Sequence[Candidate]:
         """``vllm`` beside the engine's python, or what the inventory says."""

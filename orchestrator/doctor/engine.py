@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from orchestrator.clients import driven, load_client, loadgen_adapter
+from orchestrator.clients import driven, driver, load_client, loadgen_adapter, request_limit
 from orchestrator.connection import Remote
 from orchestrator.doctor.findings import Finding, fail, failed_by, ok, skipped, warn
 from orchestrator.doctor.host_facts import HostFacts, starts_by
@@ -70,7 +70,7 @@ def own_pids(engine: Engine, scratch_dir: str | None, survey: Mapping[str, Any] 
 def client_imports() -> list[str]:
     """The modules that what loads imports: all of the standard library, but a Python can be built without some."""
     names: set[str] = set()
-    programs = (loadgen_adapter.source(), driven.source())
+    programs = (loadgen_adapter.source(), *(driven.source(one) for one in (driver, request_limit)))
     for node in (node for program in programs for node in ast.parse(program).body):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)

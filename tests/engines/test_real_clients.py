@@ -111,13 +111,19 @@ def test_an_answer_that_ends_early_without_an_error(judged: Place) -> None:
 
 
 def test_a_server_that_stalls(judged: Place) -> None:
-    """A request that never ends costs a deadline, not the night, and the client's processes are gone after it."""
+    """A request that never ends costs its own limit, not the night, and the client's processes are gone after it.
+
+    SGLang's and vLLM's client, which would wait six hours, count it as failed and measure the others.
+    """
     with running_stub(*PACE, faults=["1=stall:3"]) as stub:
-        workload = judged.workload(prompts_per_concurrency=1, request_timeout_s=5 if not judged.client.words else 15)
-        load = judged.load(stub.base_url, workload, 2)
+        patience_s = 15 if judged.client.words else 5
+        load = judged.load(stub.base_url, judged.workload(prompts_per_concurrency=5, request_timeout_s=patience_s), 2)
         served = stub.log()
-    told(load, "invalid failed", r"1 of 2 requests|no end within (5|15|30) s|1 completed")
-    assert len(served) >= 2 or "no end within 30 s" in load.reasons[0]
+    if judged.client.name in ("sglang", "vllm"):
+        told(load, "invalid", r"^1 of 10 requests failed|^9 of 10 completed")
+        assert len(served) == 10
+    else:
+        told(load, "invalid failed", r"1 of 10 requests|no end within|1 completed")
 
 
 def test_a_server_that_is_killed_in_mid_run(judged: Place) -> None:

@@ -2,12 +2,13 @@
 
 ``python fake_client.py --version``, ``python fake_client.py bench serve --base-url … --num-prompts …``. How it behaves
 is told by ``FAKE_MODE`` (``MODE`` for every run, ``load=MODE`` for the measured one): ``ok``, ``exit`` (code 3 after a
-result), ``silent`` (code 0, no result), ``hang`` (with a child that ignores TERM), ``worker`` (leaves such one behind).
-It notes in its result how often the engine's cache had been flushed when it began.
+result), ``silent`` (code 0, no result), ``hang`` (with a child that ignores TERM), ``worker`` (leaves such one behind),
+``aiohttp`` (asks with that). It notes in its result how often the engine's cache had been flushed when it began.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,28 @@ def options(words: list[str]) -> dict[str, str]:
     return given
 
 
-def ask(url: str, ids: list[int], n_output: int) -> dict[str, Any]:
+def lines_by_urllib(request: urllib.request.Request) -> Iterator[bytes]:
+    """The lines of the answer, as they come."""
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+        yield from answer
+
+
+def lines_by_aiohttp(request: urllib.request.Request) -> Iterator[bytes]:
+    """The same as vLLM's and SGLang's clients ask for it: with six hours of patience. All lines at the end."""
+    import aiohttp
+
+    async def collect() -> list[bytes]:
+        patience = aiohttp.ClientTimeout(total=6 * 60 * 60)
+        async with (
+            aiohttp.ClientSession(timeout=patience) as session,
+            session.post(request.full_url, data=request.data, headers=request.headers) as answer,
+        ):
+            return [line async for line in answer.content]
+
+    yield from asyncio.run(collect())
+
+
+def ask(url: str, ids: list[int], n_output: int, lines_of: Callable[..., Iterator[bytes]]) -> dict[str, Any]:
     """One streamed request, measured as vLLM's client does: an error event after the head counts as success."""
     body = {"prompt": ids, "max_tokens": n_output, "temperature": 0, "ignore_eos": True, "stream": True}
     body["stream_options"] = {"include_usage": True}
@@ -46,28 +69,27 @@ def ask(url: str, ids: list[int], n_output: int) -> dict[str, Any]:
     began_s = last_s = time.perf_counter()
     found: dict[str, Any] = {"start": began_s, "ttft": 0.0, "itl": [], "text": "", "n": 0, "error": ""}
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
-            for line in answer:
-                if not line.startswith(b"data:") or line.strip() == b"data: [DONE]":
-                    continue
-                event = json.loads(line[5:])
-                now_s = time.perf_counter()
-                if event.get("usage"):
-                    found["n"] = event["usage"]["completion_tokens"]
-                elif event.get("choices") and event["choices"][0]["text"]:
-                    if found["text"]:
-                        found["itl"].append(now_s - last_s)
-                    else:
-                        found["ttft"] = now_s - began_s
-                    found["text"] += event["choices"][0]["text"]
-                    last_s = now_s
-    except OSError as exc:
-        found["error"] = str(exc)
+        for line in lines_of(request):
+            if not line.startswith(b"data:") or line.strip() == b"data: [DONE]":
+                continue
+            event = json.loads(line[5:])
+            now_s = time.perf_counter()
+            if event.get("usage"):
+                found["n"] = event["usage"]["completion_tokens"]
+            elif event.get("choices") and event["choices"][0]["text"]:
+                if found["text"]:
+                    found["itl"].append(now_s - last_s)
+                else:
+                    found["ttft"] = now_s - began_s
+                found["text"] += event["choices"][0]["text"]
+                last_s = now_s
+    except (OSError, asyncio.TimeoutError) as exc:
+        found["error"] = str(exc) or type(exc).__name__
     found["latency"] = last_s - began_s
     return found
 
 
-def run(given: dict[str, str]) -> dict[str, Any]:
+def run(given: dict[str, str], lines_of: Callable[..., Iterator[bytes]]) -> dict[str, Any]:
     """The load, in vLLM's schema."""
     n, concurrency = int(given["num-prompts"]), int(given["max-concurrency"])
     n_input, n_output = int(given["random-input-len"]), int(given["random-output-len"])
@@ -83,7 +105,7 @@ def run(given: dict[str, str]) -> dict[str, Any]:
                 i = next(todo, None)
             if i is None:
                 return
-            answers[i] = ask(given["base-url"] + given["endpoint"], prompts[i], n_output)
+            answers[i] = ask(given["base-url"] + given["endpoint"], prompts[i], n_output, lines_of)
 
     began_s = time.perf_counter()
     places = [threading.Thread(target=work) for _ in range(concurrency)]
@@ -138,7 +160,7 @@ def main(words: list[str]) -> int:
         signal.pause()
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(given["base-url"] + "/health") as answer:
         n_flushes = json.load(answer)["n_flushes"]
-    result = {**run(given), "n_flushes_before": n_flushes}
+    result = {**run(given, lines_by_aiohttp if mode == "aiohttp" else lines_by_urllib), "n_flushes_before": n_flushes}
     if mode != "silent":
         (folder / given["result-filename"]).write_text(json.dumps(result))
     return 3 if mode == "exit" else 0
