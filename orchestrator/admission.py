@@ -226,10 +226,11 @@ def _seconds(moment: str) -> float:
 
 def _active(samples: Iterable[TelemetrySample], names: Sequence[str]) -> Iterator[str]:
     """``hw_thermal on GPU 0 in 3 of 60 samples``, for each GPU and reason."""
-    found = Counter((one.gpu, name) for one in samples for name in one.throttle_reasons if name in names)
-    n_all = Counter(one.gpu for one in samples)
-    for (gpu, name), n in sorted(found.items()):
-        yield f"{name} on GPU {gpu} in {n} of {n_all[gpu]} samples"
+    found = Counter((one.node, one.gpu, one.place, name) for one in samples for name in one.throttle_reasons)
+    n_all = Counter(one.place for one in samples)
+    for (_, _, place, name), n in sorted(found.items()):
+        if name in names:
+            yield f"{name} on {place} in {n} of {n_all[place]} samples"
 
 
 def _throttled(load: LoadResult, samples: list[TelemetrySample]) -> Iterator[str]:
@@ -238,9 +239,9 @@ def _throttled(load: LoadResult, samples: list[TelemetrySample]) -> Iterator[str
 
 
 def _foreign(load: LoadResult, samples: list[TelemetrySample]) -> Iterator[str]:
-    found = sorted({(one.gpu, pid) for one in samples for pid in one.foreign_pids})
-    for gpu, pid in found:
-        yield f"concurrency {load.concurrency_cap}: process {pid}, which is not the engine's, computed on GPU {gpu}"
+    found = sorted({(one.node, one.gpu, one.place, pid) for one in samples for pid in one.foreign_pids})
+    for _, _, place, pid in found:
+        yield f"concurrency {load.concurrency_cap}: process {pid}, which is not the engine's, computed on {place}"
 
 
 def _telemetry_flags(start: StartFacts, load: LoadResult) -> Iterator[str]:
@@ -251,9 +252,13 @@ def _telemetry_flags(start: StartFacts, load: LoadResult) -> Iterator[str]:
     for text in _active(samples, ("sw_power_cap",)):
         yield f"concurrency {load.concurrency_cap}: at the power limit: {text}"
     began_s, ended_s = _span(load)
-    n_seen = max(Counter(one.gpu for one in samples).values(), default=0)
-    if n_seen < MIN_COVERAGE * (ended_s - began_s) and ended_s - began_s >= MIN_SECONDS_FOR_COVERAGE:
-        yield f"concurrency {load.concurrency_cap}: telemetry has {n_seen} samples of {ended_s - began_s:.0f} s"
+    if ended_s - began_s >= MIN_SECONDS_FOR_COVERAGE:
+        nodes = sorted({one.node for seen in start.telemetry.values() for one in seen or ()}) or [""]
+        for node in nodes:
+            n_seen = max(Counter(one.gpu for one in samples if one.node == node).values(), default=0)
+            if n_seen < MIN_COVERAGE * (ended_s - began_s):
+                whose = f"telemetry of {node}" if node else "telemetry"
+                yield f"concurrency {load.concurrency_cap}: {whose} has {n_seen} samples of {ended_s - began_s:.0f} s"
     unknown = {name for one in samples for name in one.unknown}
     if "foreign_pids" in unknown:
         yield "nobody can tell whether other processes computed on the GPU: the host hides them (a container does)"

@@ -238,6 +238,7 @@ class TelemetrySample:
             ``sw_power_cap`` …
         foreign_pids: processes that compute on this GPU and are not the engine's.
         unknown: which of the last two nobody could tell; they are empty then, and that says nothing.
+        node: whose GPU it is, where one engine spans several nodes; else empty.
     """
 
     at_s: float
@@ -251,6 +252,12 @@ class TelemetrySample:
     throttle_reasons: tuple[str, ...]
     foreign_pids: tuple[int, ...]
     unknown: tuple[str, ...] = ()
+    node: str = ""
+
+    @property
+    def place(self) -> str:
+        """The GPU in words: ``GPU 0``, ``GPU 0 of n2``."""
+        return f"GPU {self.gpu} of {self.node}" if self.node else f"GPU {self.gpu}"
 
 
 @dataclass(frozen=True, slots=True)

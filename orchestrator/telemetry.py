@@ -2,7 +2,9 @@
 
 It writes into ``telemetry/`` of the load's own folder on the host and nowhere else, and touches neither load nor
 engine. Like the load, the watching program is started detached and is only asked here; a lost line costs nothing, and
-it ends by itself when the load's client ends. In ``run_dir/telemetry``, made only where there is an ``nvidia-smi``:
+it ends by itself when the load's client ends. Of an engine that spans several nodes every node is watched: on the
+others, where no client runs, until that node's part of the engine ends. In ``run_dir/telemetry``, made only where there
+is an ``nvidia-smi``:
 
     program.json  what the engine's Python runs, with its request
     samples       JSON lines, as ``host/telemetry.py`` describes them
@@ -12,23 +14,26 @@ it ends by itself when the load's client ends. In ``run_dir/telemetry``, made on
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from orchestrator.clients import detached
 from orchestrator.connection import Remote
+from orchestrator.connection.slurm_group import node_of
 from orchestrator.designs import EngineCounters, TelemetrySample
 from orchestrator.engines import EngineKnowledge, PoolLabels, knowledge_of
-from orchestrator.errors import HostUnreachableError, LineLostError, RemoteTimeoutError
+from orchestrator.errors import HostUnreachableError, LineLostError, OrchError, RemoteTimeoutError
 from orchestrator.host import BOOTSTRAP, bundle, engine_state_dir, run_program
 from orchestrator.records import Engine
 
-__all__ = ["collect", "engine_counters", "parse", "parse_counters", "start", "stop"]
+__all__ = ["collect", "engine_counters", "parse", "parse_counters", "remove_aside", "start", "stop"]
 
 INTERVAL_S = 1.0
 DEADLINE_S = 6 * 3600.0
@@ -60,6 +65,10 @@ _COLLECT = r"""
 touch -- "$1/telemetry/stop" || :  # on a full disk it still ends with the load
 cat -- "$1/telemetry/samples" || :  # it may have failed to start
 """
+_REMOVE = r"""
+# $1 folder that was made beside no load. The program ends with it.
+rm -rf -- "$1/telemetry" && { [ ! -d "$1" ] || rmdir -- "$1"; }
+"""
 _RUN = 'exec "$1" -I -S -c "$2" <"$3"'
 _NO_SMI = 3
 
@@ -77,18 +86,47 @@ _POOL = "pool"
 
 
 def start(remote: Remote, engine: Engine, *, run_dir: str, interval_s: float = INTERVAL_S) -> None:
-    """Starts watching the host's GPUs for the load that is about to be made in ``run_dir``; safe to repeat.
+    """Starts watching the GPUs for the load that is about to be made in ``run_dir``; safe to repeat.
 
     Call it just before ``bench.run_load``: an earlier load in ``run_dir`` is put aside as that would do. On a host
     without nvidia-smi, or while another load runs there, nothing is started, and that is no error.
 
     Args:
-        run_dir: absolute folder on the host of the load; made.
+        run_dir: absolute folder of the load on the host, or on the head of a group; made. The other nodes' lie at the
+            same place of their own scratch folders.
 
     Raises:
         LineLostError, HostUnreachableError, RemoteTimeoutError: no answer for two minutes.
-        HostWriteError, RemoteCommandError: the host could not write the program, or not start it.
+        HostWriteError, RemoteCommandError: the host could not write the program, or not start it. All nodes were tried.
     """
+    errors: list[OrchError] = []
+    for i, place in enumerate(_places(remote, run_dir)):
+        try:
+            _start_on(place.machine, engine, place.folder, interval_s, is_aside=i > 0)
+        except OrchError as exc:
+            errors.append(exc)
+    if errors:
+        raise errors[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where GPUs are watched for a load; ``node`` is empty on a single host."""
+
+    machine: Remote
+    node: str
+    folder: str
+
+
+def _places(remote: Remote, run_dir: str) -> Iterator[_Place]:
+    """The machine of the load first."""
+    head, *others = remote.members
+    yield _Place(head, node_of(head) if others else "", run_dir)
+    for other in others:
+        yield _Place(other, node_of(other), other.scratch_dir() + run_dir.removeprefix(head.scratch_dir()))
+
+
+def _start_on(remote: Remote, engine: Engine, run_dir: str, interval_s: float, *, is_aside: bool) -> None:
     until_s = time.monotonic() + LINE_PATIENCE_S
     if _patiently(lambda: remote.run(_PREPARE, [run_dir]), until_s).exit_code:
         return
@@ -97,6 +135,7 @@ def start(remote: Remote, engine: Engine, *, run_dir: str, interval_s: float = I
         "samples_path": f"{run_dir}/telemetry/samples",
         "state_dir": engine_state_dir(_patiently(remote.scratch_dir, until_s), engine),
         "visible": engine.env.get("CUDA_VISIBLE_DEVICES"),
+        "is_aside": is_aside,
         "interval_s": interval_s,
         "deadline_s": DEADLINE_S,
     }
@@ -114,14 +153,32 @@ def collect(remote: Remote, *, run_dir: str) -> tuple[TelemetrySample, ...] | No
 
     Returns:
         The samples of the engine's GPUs by time; empty when there is a GPU and nothing could be seen of it; None when
-        the host has none, or nobody watched.
+        the host has none, or nobody watched. A node that cannot be asked has none; the head must answer.
 
     Raises:
         LineLostError, HostUnreachableError, RemoteTimeoutError: no answer for two minutes.
     """
+    head, *others = _places(remote, run_dir)
+    seen = [_collect_on(head)]
+    for place in others:
+        with contextlib.suppress(OrchError):
+            seen.append(_collect_on(place))
+    known = [samples for samples in seen if samples is not None]
+    return tuple(sorted(itertools.chain(*known), key=lambda one: (one.at_s, one.node, one.gpu))) if known else None
+
+
+def _collect_on(place: _Place) -> tuple[TelemetrySample, ...] | None:
     until_s = time.monotonic() + LINE_PATIENCE_S
-    done = _patiently(lambda: remote.run(_COLLECT, [run_dir], timeout_s=READ_TIMEOUT_S), until_s)
-    return None if done.exit_code == _NO_SMI else parse(done.text)
+    done = _patiently(lambda: place.machine.run(_COLLECT, [place.folder], timeout_s=READ_TIMEOUT_S), until_s)
+    samples = None if done.exit_code == _NO_SMI else parse(done.text)
+    return None if samples is None else tuple(replace(one, node=place.node) for one in samples)
+
+
+def remove_aside(remote: Remote, *, run_dir: str) -> None:
+    """Removes what a load left on the nodes that it was not made on; its own folder is ``bench.remove_load``'s."""
+    for place in list(_places(remote, run_dir))[1:]:
+        with contextlib.suppress(OrchError):
+            place.machine.run(_REMOVE, [place.folder])
 
 
 def stop(remote: Remote, *, run_dir: str) -> None:
@@ -130,7 +187,11 @@ def stop(remote: Remote, *, run_dir: str) -> None:
     Raises:
         RemoteCommandError: the folder cannot be written.
     """
-    remote.check(_STOP, [run_dir], doing=f"end the telemetry of {run_dir}")
+    head, *others = _places(remote, run_dir)
+    for place in others:  # a node that is gone watches nothing
+        with contextlib.suppress(OrchError):
+            place.machine.run(_STOP, [place.folder])
+    head.machine.check(_STOP, [head.folder], doing=f"end the telemetry of {run_dir}")
 
 
 def engine_counters(remote: Remote, engine: Engine) -> EngineCounters:

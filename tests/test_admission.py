@@ -206,6 +206,21 @@ def test_a_foreign_process() -> None:
     )
 
 
+def test_the_gpus_of_several_nodes_are_told_apart() -> None:
+    """Each node has a GPU 0: what is wrong names the node, and gaps are looked for on each by itself."""
+    head, other = (tuple(replace(one, node=node) for one in samples()) for node in ("n1", "n2"))
+    hot = replace(other[3], throttle_reasons=("hw_thermal",), foreign_pids=(4711,))
+    judgement = judged(start(telemetry={1: (*head, *other[:3], hot)}))
+    assert judgement.reasons == (
+        "concurrency 1: throttled: hw_thermal on GPU 0 of n2 in 1 of 4 samples",
+        "concurrency 1: process 4711, which is not the engine's, computed on GPU 0 of n2",
+    )
+    assert judgement.flags == ("concurrency 1: telemetry of n2 has 4 samples of 20 s",)
+    assert judged(start(telemetry={1: (*head, *other), 8: head})).flags == (
+        "concurrency 8: telemetry of n2 has 0 samples of 20 s",
+    )
+
+
 @pytest.mark.parametrize("second", [-5.0, 25.0])
 def test_what_was_seen_before_and_after_the_load_does_not_count(second: float) -> None:
     """The warm-up, and what comes after the last request, is not the measurement."""

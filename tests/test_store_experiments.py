@@ -411,6 +411,14 @@ def test_telemetry_comes_back_by_time(store: Store) -> None:
     assert store.telemetry(2) == ()
 
 
+def test_telemetry_of_several_nodes_and_of_what_nobody_could_tell(store: Store) -> None:
+    """The GPU 0 of each node has rows of its own at the same moment; what is unknown comes back as unknown."""
+    make.trial(store, loads=(make.load(),))
+    samples = [design.sample(1.0, node="n1"), design.sample(1.0, node="n2", foreign_pids=(), unknown=("foreign_pids",))]
+    store.record_telemetry(1, samples)
+    assert store.telemetry(1) == tuple(samples)
+
+
 def test_counters_come_back_by_load_and_moment(store: Store) -> None:
     """What the engine told around each load; what it does not tell is None; a second look replaces the first."""
     trial_id = make.trial(store, loads=(make.load(),))

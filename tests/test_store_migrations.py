@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlite_utils import Database
 
-from orchestrator.designs import EngineCounters
+from orchestrator.designs import EngineCounters, TelemetrySample
 from orchestrator.errors import StoreError
 from orchestrator.store import SCHEMA_VERSION, Store
 from orchestrator.store.migrations import APPLICATION_ID, MIGRATIONS, Migration, migrate
@@ -109,6 +109,31 @@ def test_hopeless_experiments_of_an_older_schema_are_called_so(tmp_path: Path) -
         assert store.query("select experiment_id, text from events")[1] == [(2, "over")]
         with pytest.raises(StoreError, match="FOREIGN KEY"):
             store.record_event(3, "end", "of nothing")
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    connection.close()
+
+
+def test_telemetry_of_an_older_schema_stays(tmp_path: Path) -> None:
+    """Samples of before the nodes had names are those of the one host; whether something was unknown is not known."""
+    path = tmp_path / "old.db"
+    connection = at_schema(path, 10)
+    connection.executescript(
+        """
+        INSERT INTO trials
+            (id, host, target, variant, digest, status, started_at, workload_name, loaded_digest, reasons, workload)
+        VALUES (7, 'gpu-a', 'flash', 'baseline', 'sha256:1', 'ok', '2026-01-02T00:00:00+00:00', 'short', 'sha256:1',
+            '[]', '{}');
+        INSERT INTO loads VALUES (3, 7, 64, 'ok', 'loadgen', '1', '', '', '[]', '[]');
+        INSERT INTO telemetry VALUES (3, 5.5, 1, 600.0, NULL, NULL, NULL, NULL, NULL, '["hw_thermal"]', '[9]');
+        """
+    )
+    connection.close()
+    with Store.open(path) as store:
+        assert store.telemetry(3) == (
+            TelemetrySample(5.5, 1, 600.0, None, None, None, None, None, ("hw_thermal",), (9,)),
+        )
+        assert store.query("select node, unknown from telemetry")[1] == [("", None)]
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
     connection.close()

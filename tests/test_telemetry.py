@@ -22,7 +22,7 @@ from orchestrator.connection.base import DEFAULT_TIMEOUT_S, Completed
 from orchestrator.connection.local import LocalRemote
 from orchestrator.designs import EngineCounters, TelemetrySample
 from orchestrator.engines import knowledge_of
-from orchestrator.errors import LineLostError
+from orchestrator.errors import LineLostError, NodeLostError
 from orchestrator.host import engine_state, engine_state_dir, process_table
 from orchestrator.records import Engine, Host
 from tests.support.fake_smi import IDLE, FakeSmi, fake_smi
@@ -464,6 +464,89 @@ def test_a_gpu_that_is_lost_meanwhile(remote: LocalRemote, load: Load, smi: Fake
     smi.break_loop("gpus")
     assert "GPU is lost" in load.why_ended()
     assert collect(remote, load)
+
+
+# ---- an engine over several nodes
+
+
+class Pair(LocalRemote):
+    """Two nodes of one engine, each with a scratch folder of its own on this machine; the load is made on the first."""
+
+    def __init__(self, folder: Path) -> None:
+        hosts = [Host(name=name, transport="local", scratch_dir=str(folder / name)) for name in ("n1", "n2")]
+        super().__init__(hosts[0])
+        self.nodes = tuple(LocalRemote(host) for host in hosts)
+        self.run_dir = f"{self.scratch_dir()}/runs/one"
+        self.load = Load(Path(self.run_dir))
+        self.aside = Load(Path(f"{self.nodes[1].scratch_dir()}/runs/one"))
+
+    @property
+    def members(self) -> tuple[LocalRemote, ...]:
+        """Both."""
+        return self.nodes
+
+    def has_engine_on_second(self, pid: int) -> None:
+        """The second node's part of the engine is that process."""
+        state_dir = engine_state_dir(self.nodes[1].scratch_dir(), ENGINE)
+        leader = process_table.process(pid)
+        assert leader is not None
+        record = {"pid": pid, "start": leader.start, "mark": f"{state_dir}#1", "boot_id": engine_state.boot_id()}
+        engine_state.write_record(state_dir, record)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    """Two nodes; at the end nobody watches on either."""
+    made = Pair(tmp_path)
+    yield made
+    for one in (made.load, made.aside):
+        one.end()
+        one.folder.mkdir(parents=True, exist_ok=True)
+        (one.folder / "exit").touch()
+
+
+def test_every_node_of_an_engine_is_watched(pair: Pair, smi: FakeSmi) -> None:
+    """Samples of both nodes' GPU 0 come with the node's name, and a process that computes on the other node's is known
+    as the engine's; afterwards that node keeps nothing of the load."""
+    pair.has_engine_on_second(pair.aside.client.pid)
+    smi.tell(apps=f"GPU-aaaa1111, {pair.aside.client.pid}\n")
+    telemetry.start(pair, ENGINE, run_dir=pair.run_dir, interval_s=0.02)
+    pair.load.begin()
+    wait_until(lambda: pair.load.has_rows(3) and pair.aside.has_rows(3))
+    samples = telemetry.collect(pair, run_dir=pair.run_dir) or ()
+    assert {(one.node, one.gpu) for one in samples} == {("n1", 0), ("n2", 0)}
+    assert [one.at_s for one in samples] == sorted(one.at_s for one in samples)
+    assert {one.foreign_pids for one in samples if one.node == "n2" and not one.unknown} == {()}
+    assert pair.aside.why_ended() == "told to end"
+    telemetry.remove_aside(pair, run_dir=pair.run_dir)
+    assert not pair.aside.folder.exists() and pair.load.folder.exists()
+    telemetry.remove_aside(pair, run_dir=pair.run_dir)
+
+
+def test_a_node_without_a_client_is_watched_until_its_engine_ends(pair: Pair, smi: FakeSmi) -> None:
+    """Nobody came back for it: the program on the other node ends with that node's part of the engine."""
+    pair.has_engine_on_second(pair.aside.client.pid)
+    telemetry.start(pair, ENGINE, run_dir=pair.run_dir, interval_s=0.02)
+    wait_until(pair.aside.has_rows)
+    pair.aside.end()
+    assert pair.aside.why_ended() == "the engine is gone"
+
+
+def test_a_node_that_cannot_be_asked_costs_the_others_nothing(
+    pair: Pair, smi: FakeSmi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head's samples are there though the other node does not answer."""
+    pair.has_engine_on_second(pair.aside.client.pid)
+    telemetry.start(pair, ENGINE, run_dir=pair.run_dir, interval_s=0.02)
+    pair.load.begin()
+    wait_until(pair.load.has_rows)
+
+    def gone(*_: object, **__: object) -> Completed:
+        raise NodeLostError("n2 is down", next_step="")
+
+    monkeypatch.setattr(pair.nodes[1], "run", gone)
+    assert {one.node for one in telemetry.collect(pair, run_dir=pair.run_dir) or ()} == {"n1"}
+    telemetry.stop(pair, run_dir=pair.run_dir)
 
 
 # ---- scripts

@@ -123,6 +123,7 @@ def _as_recorded(session: Session, handover: Handover) -> Trial:
                 run_dir = run_dir_of(session, recorded.id, load.concurrency_cap)
                 samples = telemetry.collect(session.remote, run_dir=run_dir) or ()
                 store.record_telemetry(load_id, samples)
+                telemetry.remove_aside(session.remote, run_dir=run_dir)
         has_gpu = environment.facts.get("gpu_uuids") is not None
         started.telemetry[load.concurrency_cap] = samples if samples or has_gpu else None
     started.counters.update(counter_pairs(store.engine_counters(recorded.id)))

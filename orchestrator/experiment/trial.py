@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from orchestrator import bench, provenance, push, serve, telemetry
 from orchestrator.clients.presence import require_makeable
 from orchestrator.connection import Remote
+from orchestrator.connection.slurm_group import node_of
 from orchestrator.designs import EngineCounters, TelemetrySample
 from orchestrator.errors import EngineDiedError, InterruptedError_, LeaseLostError, OrchError, StaleBaseError
 from orchestrator.experiment import everywhere
@@ -327,10 +328,19 @@ def settle(session: Session, live: Live, started: Trial, doubts: Sequence[str] =
     reasons = [*_contamination(session, live, started), *doubts]
     started.reasons = tuple(reasons)
     started.status = "contaminated" if reasons else "ok"
-    if len(session.remote.members) > 1 and any(samples is not None for samples in started.telemetry.values()):
-        started.flags = (*started.flags, "of the nodes that the engine spans, only the head's GPUs were watched")
+    started.flags = (*started.flags, *_unwatched(session, started))
     # before the stop: only a running process says where its cache really is, and shows what its container sees there
     started.compiled = _look_at_triton_cache(session, started)
+
+
+def _unwatched(session: Session, started: Trial) -> Iterator[str]:
+    """Nodes of an engine over several nodes whose GPUs nobody saw, while others' were seen."""
+    seen = [samples for samples in started.telemetry.values() if samples]
+    for member in session.remote.members if seen and len(session.remote.members) > 1 else ():
+        node = node_of(member)
+        n_loads = sum(any(one.node == node for one in samples) for samples in seen)
+        if n_loads < len(seen):
+            yield f"the GPUs of {node} were watched during {n_loads} of {len(seen)} loads"
 
 
 def _start_proved(session: Session, live: Live, trial_id: int) -> Service:
@@ -431,6 +441,7 @@ def load_once(
     if samples:
         session.store.record_telemetry(load_id, samples)
     bench.remove_load(session.remote, run_dir)  # its raw result is on record
+    telemetry.remove_aside(session.remote, run_dir=run_dir)
     started.loads.append(load)
     _refuse_dead_engine(session, started, keeper)
 

@@ -1,7 +1,8 @@
 """Watches the GPUs of this host about once a second while a load runs, and writes what it sees to one file.
 
 It runs detached and ends by itself: when the load's client has ended, at a deadline, when its folder is gone or holds
-a file ``stop``. It observes only, and leaves the reading of what ``nvidia-smi`` says to the controller.
+a file ``stop``. On a node whose engine is loaded from another one (``is_aside``) the end of the engine takes the place
+of the client's. It observes only, and leaves the reading of what ``nvidia-smi`` says to the controller.
 
 The samples file holds JSON lines: first ``gpus`` (index by uuid, with those of MIG devices), ``columns``, ``visible``
 and ``error``; then one line for each GPU and second: ``at_s``, ``row`` (values as they were printed), ``pids`` (all
@@ -251,6 +252,8 @@ def _why_over(request: Dict[str, Any], elapsed_s: float) -> Optional[str]:
         return "the load has ended"
     if elapsed_s > request["deadline_s"]:
         return "deadline"
+    if request["is_aside"]:
+        return _why_engine_gone(request["state_dir"])
     try:
         with open(os.path.join(run_dir, "process")) as file:
             pid, ticks = file.read().split()[:2]
@@ -260,3 +263,10 @@ def _why_over(request: Dict[str, Any], elapsed_s: float) -> Optional[str]:
     if client is None or ticks not in ("-", str(client.start_ticks)):
         return "the load's client is gone"
     return None
+
+
+def _why_engine_gone(state_dir: str) -> Optional[str]:
+    """The same by the engine of this node: what its record names as its first process."""
+    record = engine_state.read_record(state_dir)
+    first = process_table.process(record["pid"]) if record and record["pid"] is not None else None
+    return None if record and first is not None and first.start == record["start"] else "the engine is gone"

@@ -22,6 +22,7 @@ from orchestrator.store.check_tables import create_checks
 from orchestrator.store.counter_tables import add_prefix_counters, create_engine_counters
 from orchestrator.store.experiment_tables import create_experiments
 from orchestrator.store.status_tables import allow_hopeless
+from orchestrator.store.telemetry_columns import add_telemetry_columns
 from orchestrator.version import VERSION
 
 if TYPE_CHECKING:
@@ -422,6 +423,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(8, "experiments may end hopeless", allow_hopeless),
     Migration(9, "engine counters: KV pool in tokens, prefix cache", add_prefix_counters),
     Migration(10, "trials: what the autotuner chose", add_autotune_winners),
+    Migration(11, "telemetry: the node, and what nobody could tell", add_telemetry_columns),
 )
 
 SCHEMA_VERSION = MIGRATIONS[-1].number

@@ -15,7 +15,8 @@ _NUMBERS = (
     *("at_s", "power_w", "sm_clock_mhz", "memory_clock_mhz"),
     *("temperature_c", "memory_used_bytes", "utilization_pct"),
 )
-_COLUMNS = ("load_id", "gpu", *_NUMBERS, "throttle_reasons", "foreign_pids")
+_LISTS = ("throttle_reasons", "foreign_pids", "unknown")
+_COLUMNS = ("load_id", "node", "gpu", *_NUMBERS, *_LISTS)
 _COUNTERS = tuple(field.name for field in fields(EngineCounters))
 
 Moment = Literal["before", "after"]
@@ -45,7 +46,7 @@ class Watching(Database):
     """Telemetry, counters and events."""
 
     def record_telemetry(self, load_id: int, samples: Sequence[TelemetrySample]) -> None:
-        """Keeps the samples of a load. One that is there already (same GPU, same moment) stays as it is, so that
+        """Keeps the samples of a load. One that is there already (same node, GPU and moment) stays as it is, so that
         the same file may be collected twice.
 
         Raises:
@@ -56,15 +57,16 @@ class Watching(Database):
         with self._transaction() as connection:
             connection.executemany(
                 f"INSERT INTO telemetry ({', '.join(_COLUMNS)}) VALUES ({marks})"
-                " ON CONFLICT (load_id, gpu, at_s) DO NOTHING",
+                " ON CONFLICT (load_id, node, gpu, at_s) DO NOTHING",
                 rows,
             )
 
     def telemetry(self, load_id: int) -> tuple[TelemetrySample, ...]:
-        """The samples of a load by time, then GPU; empty where nobody looked."""
+        """The samples of a load by time, then node and GPU; empty where nobody looked."""
         rows = self._rows(
             "SELECT at_s, gpu, power_w, sm_clock_mhz, memory_clock_mhz, temperature_c, memory_used_bytes,"
-            " utilization_pct, throttle_reasons, foreign_pids FROM telemetry WHERE load_id = ? ORDER BY at_s, gpu",
+            " utilization_pct, throttle_reasons, foreign_pids, coalesce(unknown, '[]'), node FROM telemetry"
+            " WHERE load_id = ? ORDER BY at_s, node, gpu",
             (load_id,),
         )
         return tuple(_sample(*row) for row in rows)
@@ -130,12 +132,13 @@ def _event(*columns: Any) -> RecordedEvent:
 
 
 def _sample(*columns: Any) -> TelemetrySample:
-    reasons, pids = (tuple(json.loads(text)) for text in columns[-2:])
-    return replace(TelemetrySample(*columns), throttle_reasons=reasons, foreign_pids=pids)
+    sample = TelemetrySample(*columns)
+    reasons, pids, unknown = (tuple(json.loads(getattr(sample, name))) for name in _LISTS)
+    return replace(sample, throttle_reasons=reasons, foreign_pids=pids, unknown=unknown)
 
 
 def _sample_row(load_id: int, sample: TelemetrySample) -> dict[str, object]:
     row = asdict(sample)
     check_finite({name: row[name] for name in _NUMBERS}, f"telemetry of load {load_id}")
-    lists = {name: to_json(row[name]) for name in ("throttle_reasons", "foreign_pids")}
+    lists = {name: to_json(row[name]) for name in _LISTS}
     return {"load_id": load_id, **row, **lists}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fake_smi import FakeSmi
 from tests.support.slurm_cluster import missing
 from tests.support.slurm_project import SlurmProject, slurm_project
 from tests.support.ssh_project import command_of
@@ -170,6 +171,21 @@ def test_ctrl_c_leaves_nothing_on_either_node(group: SlurmProject) -> None:
     group.let_go()
     group.cluster.run("scancel", "--user=root")
     assert group.are_restored()
+
+
+def test_the_gpus_of_every_node_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an nvidia-smi on both nodes, samples of each are on record under its name; nothing of it stays there."""
+    FakeSmi(tmp_path / "smi")  # not its context: the pids that it notes are those of a node
+    monkeypatch.setenv("PATH", f"{tmp_path / 'smi'}:{os.environ['PATH']}")
+    with slurm_project(tmp_path, n_nodes=2, n_per_engine=2, prompts_per_concurrency=30) as group:
+        group.done("bench", "--concurrency", "1")
+        seen = group.rows("select node, gpu, count(*) as n, max(power_w) as watts from telemetry group by node, gpu")
+        assert [(row["node"], row["gpu"], row["watts"]) for row in seen] == [("n1", 0, 74.81), ("n2", 0, 74.81)]
+        assert all(row["n"] >= 2 for row in seen)
+        left = [path.name for path in group.scratch.rglob("*") if path.name in ("telemetry", "samples")]
+        assert left == []
+        group.cluster.run("scancel", "--user=root")
+        assert group.are_restored()
 
 
 def test_a_file_that_both_nodes_share_is_refused(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """A real Slurm of two or more nodes on one machine, for tests: munged, slurmctld, and a slurmd for each node.
 
 Each node has namespaces of its own: network (an address on a bridge, its own loopback), processes, and mounts, in which
-a folder of the node stands in the place of ``/…/node-local``. So all nodes have the same paths and ports with
-their own files and servers behind them, as identical machines have, and a node whose first process is killed goes down
-with everything on it while its disk stays. Needs root and Debian's ``slurm-wlm``, ``munge``, ``iproute2``.
+a folder of the node stands in the place of ``/…/node-local`` and shared memory is its own. So all nodes have the same
+paths and ports with their own files and servers behind them, as identical machines have, and a node whose first process
+is killed goes down with everything on it while its disk stays. Needs root and Debian's ``slurm-wlm``, ``munge`` and
+``iproute2``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -83,10 +85,11 @@ class SlurmCluster:
 
     Attributes:
         local: the folder that each node has for itself, under the same path. ``disk_of`` is where it lies here.
+        copied: folders of this machine of which each node has a copy of its own in their place; see ``own``.
     """
 
-    def __init__(self, folder: Path, names: tuple[str, ...] = ("n1", "n2")) -> None:
-        self.folder, self.names = folder, names
+    def __init__(self, folder: Path, names: tuple[str, ...] = ("n1", "n2"), *, copied: tuple[Path, ...] = ()) -> None:
+        self.folder, self.names, self.copied = folder, names, copied
         self.local = folder / "node-local"
         self._token = secrets.token_hex(2)  # namespaces and links are the machine's: other tests may have theirs
         self._net = f"10.{100 + secrets.randbelow(100)}.{secrets.randbelow(250)}"
@@ -98,6 +101,8 @@ class SlurmCluster:
         self._spool = Path(tempfile.mkdtemp(prefix="orch-slurm-"))  # a step's socket there has 108 characters at most
         for node in names:
             (self._spool / node).mkdir()
+            for place in copied:
+                shutil.copytree(place, self.own(node, place), symlinks=True)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -107,6 +112,11 @@ class SlurmCluster:
     def disk_of(self, node: str) -> Path:
         """What the node has at ``local``."""
         return self.folder / f"disk-{node}"
+
+    def own(self, node: str, path: Path) -> Path:
+        """Where the node's own copy of a file or folder of ``copied`` lies here."""
+        place = next(place for place in self.copied if path.is_relative_to(place))
+        return self.folder / f"copies-{node}" / str(self.copied.index(place)) / path.relative_to(place)
 
     def start(self) -> None:
         """Starts all of it; returns once both nodes are idle."""
@@ -128,8 +138,9 @@ class SlurmCluster:
         """Starts a node, with what its disk holds."""
         script = (
             f'mount --bind "{self.disk_of(node)}" "{self.local}" && ip link set lo up'
-            f' && mount --bind "{self.folder}/hosts" /etc/hosts'
-            f' && {{ slurmd -D -N {node} -f "{self.folder}/slurm.conf" & wait; }}'
+            f' && mount --bind "{self.folder}/hosts" /etc/hosts && mount -t tmpfs tmpfs /dev/shm'
+            + "".join(f' && mount --bind "{self.own(node, place)}" "{place}"' for place in self.copied)
+            + f' && {{ slurmd -D -N {node} -f "{self.folder}/slurm.conf" & wait; }}'
         )
         inside = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script]
         self._begin(node, ["nsenter", f"--net=/run/netns/{self._namespace(node)}", *inside])
@@ -138,10 +149,20 @@ class SlurmCluster:
         """The node is gone at once, with every process on it; its disk stays as it is."""
         self._daemons.pop(node).kill()
 
-    def on(self, node: str, *words: str) -> None:
-        """Runs a command among a node's own mounts and processes."""
-        children = Path(f"/proc/{self._daemons[node].pid}/task/{self._daemons[node].pid}/children").read_text().split()
-        subprocess.run(["nsenter", f"--target={children[0]}", "--mount", "--pid", *words], check=True)
+    def on(self, node: str, *words: str) -> str:
+        """Runs a command among a node's own mounts and processes; what it printed."""
+        inside = ["nsenter", f"--target={self._first_on(node)}", "--mount", "--pid", *words]
+        return subprocess.run(inside, check=True, stdout=subprocess.PIPE).stdout.decode()
+
+    def processes_on(self, node: str) -> dict[int, str]:
+        """Pid, as it is here, and title of everything that runs on a node but for Slurm's own."""
+        found = {}
+        space = Path(f"/proc/{self._first_on(node)}/ns/pid").readlink()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has just ended
+                if (folder / "ns" / "pid").readlink() == space:
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        return {pid: title for pid, title in found.items() if title and "slurm" not in title}
 
     def states(self) -> dict[str, str]:
         """State of each node as ``sinfo`` tells it."""
@@ -175,6 +196,11 @@ class SlurmCluster:
 
     # ---- within
 
+    def _first_on(self, node: str) -> int:
+        """Pid of the node's first process, as it is here."""
+        starter = self._daemons[node].pid
+        return int(Path(f"/proc/{starter}/task/{starter}/children").read_text().split()[0])
+
     def _namespace(self, node: str) -> str:
         return f"orch-{self._token}-{node}"
 
@@ -203,7 +229,7 @@ class SlurmCluster:
         self._ip("addr", "add", f"{self._net}.1/24", "dev", self._bridge)
         self._ip("link", "set", self._bridge, "up")
         for i, node in enumerate(self.names):
-            outer, inner, space = f"o{self._token}{i}", f"i{self._token}{i}", self._namespace(node)
+            outer, inner, space = f"o{self._token}{i}", "eth0", self._namespace(node)
             self._ip("netns", "add", space)
             self._ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", space)
             self._ip("link", "set", outer, "master", self._bridge, "up")
