@@ -23,6 +23,7 @@ from orchestrator.store import MOMENTS, Moment, TrialStatus
 TOLD = {"TRITON_PRINT_AUTOTUNING": "1", "PYTHONUNBUFFERED": "1"}
 """Has Triton write into the engine's log which config its autotuner chose, and Python not keep it back until its end;
 the inventory's own values win."""
+N_LOG_LINES = 25
 TRIAL_TTL_S = 120.0
 """How long the lease of a baseline's trial outlives a controller that died."""
 
@@ -487,16 +488,21 @@ def counter_pairs(
 def _refuse_dead_engine(session: Session, started: Trial, keeper: push.LeaseKeeper) -> None:
     assert started.service is not None
     dead = serve.gone(session.remote, session.engine)
-    if dead is None:
+    if not dead:
         return
     keeper.require()  # the host ends the engine with the lease: that is no fault of the variant
     leader = started.service.process
-    process = next((one for one in leader.others if one.host == dead.host.name), leader)
+    processes = [next((one for one in leader.others if one.host == node.host.name), leader) for node in dead]
+    pids = ", ".join(str(process.pid) for process in processes)
+    evidence: list[str] = []
+    for node, process in zip(dead, processes, strict=True):
+        title = [f"{node.host.name} (pid {process.pid}):"] if len(dead) > 1 else []
+        evidence += [*title, *serve.log_tail(node, process, N_LOG_LINES // len(dead))]
     raise EngineDiedError(
-        f"{dead.host.name}: {session.engine.name} (pid {process.pid}) died under load "
+        f"{', '.join(node.host.name for node in dead)}: {session.engine.name} (pid {pids}) died under load "
         f"at concurrency {started.loads[-1].concurrency_cap}",
         next_step="read its log below; the trial is stored as failed",
-        evidence=serve.log_tail(dead, process, 25),
+        evidence=evidence,
     )
 
 

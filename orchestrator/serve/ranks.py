@@ -106,9 +106,9 @@ def present(remote: Remote, engine: Engine) -> EngineProcess | None:
     return _whole(found) or next((one for one in found if one is not None), None)
 
 
-def gone(remote: Remote, engine: Engine) -> Remote | None:
-    """The first node on which the engine's leader does not live; None when it does everywhere."""
-    return next((member for member in remote.members if looking.running(member, engine) is None), None)
+def gone(remote: Remote, engine: Engine) -> tuple[Remote, ...]:
+    """The nodes on which the engine's leader does not live, the head first; one rank's end may be that of all."""
+    return tuple(member for member in remote.members if looking.running(member, engine) is None)
 
 
 def restore_scripts(remote: Remote, engine: Engine) -> tuple[str, ...]:
