@@ -32,6 +32,7 @@ class RealEngine:
         place: text of that file, once in it, in the engine's step; same: what ``same`` puts there.
         process_words: for each kind of its processes, what its title or command line has.
         arguments: some of those that it tells of itself. kv_pool_tokens: the size of its KV pool as it was started.
+        rank_script: starts one of two ranks, whose words it is given. rank_processes: as process_words, of each rank.
         env: of the inventory. words: further words of its command.
     """
 
@@ -48,6 +49,8 @@ class RealEngine:
     process_words: ClassVar[dict[str, str]]
     arguments: ClassVar[dict[str, str | int]]
     kv_pool_tokens: ClassVar[int]
+    rank_script: ClassVar[str]
+    rank_processes: ClassVar[tuple[dict[str, str], dict[str, str]]]
 
     @property
     def python(self) -> Path:
@@ -81,6 +84,21 @@ class RealEngine:
             "ready_timeout_s": 240.0,
             "stop_grace_s": 20.0,
         }
+
+    def spanning(self, port: int, meeting_port: int) -> dict[str, Any]:
+        """Its entry under ``engines`` for one engine with a rank on each of two nodes, whose interfaces are ``eth0``.
+
+        Args:
+            meeting_port: on the head, where the ranks find each other.
+        """
+        entry = self.inventory(port)
+        words = [*self.command(port), *self.words, *self.rank_words(meeting_port)]
+        command = ["sh", "-c", self.rank_script, "sh", *words]
+        return {**entry, "command": command, "env": {**entry["env"], "GLOO_SOCKET_IFNAME": "eth0"}}
+
+    def rank_words(self, meeting_port: int) -> list[str]:
+        """What a rank is told besides."""
+        raise NotImplementedError
 
     def same_text(self, text: str) -> str:
         """The file, saying the same in other words."""
@@ -116,6 +134,14 @@ class Vllm(RealEngine):
     process_words: ClassVar = {"API server": "vllm serve", "engine core": "VLLM::EngineCore", "worker": "VLLM::Worker"}
     arguments: ClassVar = {"enable_prefix_caching": "True", "block_size": "128", "max_model_len": 2048}
     kv_pool_tokens = 1 << 17  # 1 GiB of 8 KiB a token: 8 layers, 4 heads of keys and of values, 64 numbers of 2 bytes
+    rank_script = """\
+export VLLM_HOST_IP=$(hostname -I | cut -d ' ' -f 1)
+exec "$@" $([ {node_rank} = 0 ] || echo --headless)
+"""
+    rank_processes: ClassVar = (
+        {"API server": "vllm serve", "engine core": "VLLM::EngineCore", "worker": "VLLM::Worker_TP0"},
+        {"executor": "vllm serve", "worker": "VLLM::Worker_TP1"},
+    )
 
     def command(self, port: int) -> list[str]:
         """Without compilation, and with metrics as they always are."""
@@ -125,6 +151,11 @@ class Vllm(RealEngine):
             *("serve", str(self.model), *words.split()),
             *("--max-model-len", "2048", "--max-num-seqs", "128"),
         ]
+
+    def rank_words(self, meeting_port: int) -> list[str]:
+        """Of two ranks, one process on each node."""
+        words = f"--master-addr {{head_node}} --master-port {meeting_port}"
+        return ["--tensor-parallel-size", "2", "--nnodes", "{n_nodes}", "--node-rank", "{node_rank}", *words.split()]
 
     def inventory(self, port: int) -> dict[str, Any]:
         """With its development mode, which lets the prefix cache be flushed."""
@@ -155,6 +186,18 @@ class Sglang(RealEngine):
     }
     arguments: ClassVar = {"attention_backend": "torch_native", "tp_size": 1, "disable_radix_cache": "false"}
     kv_pool_tokens = 65536
+    rank_script = """\
+export SGLANG_HOST_IP=$(hostname -I | cut -d ' ' -f 1) SGLANG_CPU_OMP_THREADS_BIND='0|1'
+exec "$@"
+"""
+    rank_processes: ClassVar = (
+        {
+            "tokenizer manager": "sglang.launch_server",
+            "scheduler": "sglang::scheduler_TP0",
+            "detokenizer": "sglang::detokenizer",
+        },
+        {"server": "sglang.launch_server", "scheduler": "sglang::scheduler_TP1"},
+    )
 
     def command(self, port: int) -> list[str]:
         """On the CPU, with metrics."""
@@ -164,6 +207,11 @@ class Sglang(RealEngine):
             *(str(self.python), "-m", "sglang.launch_server", "--model-path", str(self.model), *words.split()),
             *(*cpu.split(), "--disable-overlap-schedule", "--disable-cuda-graph"),
         ]
+
+    def rank_words(self, meeting_port: int) -> list[str]:
+        """Of two ranks, one scheduler on each node."""
+        words = f"--dist-init-addr {{head_node}}:{meeting_port}"
+        return ["--tp-size", "2", "--nnodes", "{n_nodes}", "--node-rank", "{node_rank}", *words.split()]
 
     def inventory(self, port: int) -> dict[str, Any]:
         """One thread of torch, for there is a client too."""

@@ -26,9 +26,9 @@ from tests.support.ssh_project import SessionHost
 from tests.support.tiny_host import is_alive
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.engines, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.engines, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(4500)]
 
-RUN_TIMEOUT_S = 1100.0
+RUN_TIMEOUT_S = 2000.0
 CONCURRENCY = 4
 SHARE_OF_A_STEP = 0.25
 STARTS = "select variant, status, ready_after_s, started_at from trials"
