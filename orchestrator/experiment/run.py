@@ -276,16 +276,18 @@ def _add_how_to_go_on(error: OrchError, experiment_id: int) -> None:
 
 
 def _end(running: Conduct, place: Place, ending: Ending) -> Outcome:
-    """The host first, then the record, then the engine, for which nobody has to wait."""
+    """The host first, then its engine, then the record: one that is killed before that is resumed and owes nothing."""
     is_patient, trouble = False, None
     status, reason = ending.status, ending.reason
     with contextlib.suppress(KeyboardInterrupt):  # the experiment is over: there is nothing left to interrupt
         with shielded("putting the host back"):
             trouble = place.put_back()
-            running.session.store.end_experiment(running.experiment_id, status, reason)
         is_patient = True
-    if is_patient:
-        place.finish()
+    try:
+        if is_patient:
+            place.finish()
+    finally:
+        running.session.store.end_experiment(running.experiment_id, status, reason)
     text = f"experiment {running.experiment_id} is {events.ending(status, reason)}"
     running.tell("end", (text, {"status": status, "reason": reason}))
     return Outcome(running.record(), ending.analysis, trouble)

@@ -65,6 +65,17 @@ def killed_at_random(project: RunProject, n_kills: int, seed: int) -> tuple[int,
     return len(moments), moments
 
 
+def test_an_experiment_that_has_ended_owes_the_host_no_engine(project: RunProject) -> None:
+    """kill -9 between the proof of restoration and the engine's new start: it is open still, and resume ends it."""
+    running = project.begin("run", *PLAN)
+    project.await_event("restored")
+    running.kill()
+    if project.rows("select status from experiments") == [{"status": "running"}]:
+        project.run("resume")
+    assert project.rows("select status from experiments") == [{"status": "decided"}]
+    assert project.is_restored(n_engines=1)
+
+
 def test_a_run_that_is_killed_again_and_again_ends_like_one_that_was_not(project: RunProject) -> None:
     """kill -9 at seeded moments: the very same verdict table, every start of the plan counted once, nothing left."""
     undisturbed = table(project.run("run", *PLAN))
