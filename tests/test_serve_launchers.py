@@ -22,7 +22,7 @@ import pytest
 from orchestrator import host, provenance, serve
 from orchestrator.check.remote import check_remote
 from orchestrator.errors import EngineDiedError, EngineError, NotReadyError, PortTakenError, UsageError
-from orchestrator.host import engine_state, interpreter, launch_container
+from orchestrator.host import engine_state, interpreter, launch_container, launch_manual, process_table
 from orchestrator.host.launch_container import ContainerLauncher
 from orchestrator.host.launching import LaunchError
 from orchestrator.records import Engine, EngineProcess, Launcher
@@ -411,6 +411,16 @@ def test_a_worker_that_was_not_restarted_spoils_the_proof(here: TinyHost) -> Non
     assert here.get("/value")["value"] == 2
     assert supervisor in serve.processes(here.remote, engine, process)
     assert "began before" in proof_of(here, engine, process)[0]
+
+
+def test_a_socket_whose_owner_is_dying_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment nobody has it: that is not called a listener of somebody else."""
+    own = process_table.process(os.getpid())
+    assert own is not None
+    seen = [[process_table.Listener("00", ())], [process_table.Listener("00", (own.pid,))]]
+    monkeypatch.setattr(process_table, "listeners", lambda _: seen.pop(0))
+    assert launch_manual._listening(1, [own]) == [own]
+    assert seen == []
 
 
 def test_the_watcher_restarts_it_by_the_users_command(here: TinyHost) -> None:

@@ -6,11 +6,15 @@ time: an exit code of 0 alone proves nothing. It is never ended for good, for or
 
 from __future__ import annotations
 
+import time
 from typing import Any, List, Mapping, Optional, Sequence
 
 from . import process_table
 from .launching import Launcher, LaunchError, Record, call
 from .process_table import Process
+
+DYING_S = 1.0
+"""A socket outlives its dying owner by a moment, in which nobody has it: one without an owner is looked at so long."""
 
 
 class ManualLauncher(Launcher):
@@ -51,9 +55,12 @@ class ManualLauncher(Launcher):
 
 def _listening(port: int, table: Sequence[Process]) -> List[Process]:
     """Those that listen on the port."""
+    until_s = time.monotonic() + DYING_S
     listeners = process_table.listeners(port)
-    hidden = [one for one in listeners if not one.pids]
-    if hidden:
+    while not all(one.pids for one in listeners) and time.monotonic() < until_s:
+        time.sleep(0.05)
+        listeners = process_table.listeners(port)
+    if not all(one.pids for one in listeners):
         raise LaunchError("who listens on port %d cannot be seen by this login: log in as its user, or root" % port)
     pids = {pid for one in listeners for pid in one.pids}
     return [one for one in table if one.pid in pids]
